@@ -1,0 +1,1 @@
+"""The contract between Phloem's services: messages, subjects and their bytes."""

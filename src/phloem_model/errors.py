@@ -1,0 +1,28 @@
+"""What can be wrong with a model. Each error is one line that names the model or the file, fit to be shown to a person."""
+
+from pathlib import Path
+
+
+class ModelError(Exception):
+    """Base of every error of this package; `str(error)` is one line."""
+
+
+class ModelNotFound(ModelError):
+    """Raised when a name is neither a known model, nor an existing path, nor a hub id that can be fetched."""
+
+
+class ModelUnavailable(ModelError):
+    """Raised when a known model could not be fetched (no network, no pip, another process holds the lock too long)."""
+
+
+class ModelBroken(ModelError):
+    """Raised when a model's file exists and cannot be what it should be: cut short, wrong hash, wrong type."""
+
+    def __init__(self, path: Path, problem: str) -> None:
+        super().__init__(f"{path}: {problem}")
+        self.path = path
+        self.problem = problem
+
+
+class TokenizerUnsupported(ModelError):
+    """Raised for a tokenizer that this package cannot convert or decode exactly; a wrong one is never produced."""
