@@ -1,6 +1,7 @@
 """ModelFiles for a .gguf file. Its tokenizer is converted once and kept in the cache under the file's digest."""
 
 import json
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -33,11 +34,16 @@ def files_from_gguf(path: Path, name: str) -> ModelFiles:
 
 
 def _kept_facts(folder: Path) -> Facts | None:
+    """What an earlier conversion left; None, with nothing left in the way, if there was none or it is damaged."""
     try:
         kept = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        facts = Facts(**{**kept, "eos_ids": tuple(kept["eos_ids"])})
+    except (OSError, ValueError, TypeError, KeyError):
+        facts = None
+    if facts is None or not (folder / "tokenizer.json").is_file():
+        shutil.rmtree(folder, ignore_errors=True)
         return None
-    return Facts(**{**kept, "eos_ids": tuple(kept["eos_ids"])})
+    return facts
 
 
 def _convert_into(folder: Path, path: Path) -> Facts:
