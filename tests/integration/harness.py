@@ -1,0 +1,140 @@
+"""Start Phloem as a user would - a process - and talk to it over its ports."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+BIN = Path(sys.executable).parent
+"""Where this environment's commands are."""
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@dataclass
+class Running:
+    """A started Phloem."""
+
+    process: subprocess.Popen[bytes]
+    http_port: int
+    grpc_port: int
+    log: Path
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.http_port}"
+
+    @property
+    def grpc(self) -> str:
+        return f"127.0.0.1:{self.grpc_port}"
+
+    def output(self) -> str:
+        """What it has printed so far."""
+        return self.log.read_text(errors="replace")
+
+    def metrics(self) -> dict[str, float]:
+        """Samples of the gateway's /metrics, by name with labels."""
+        text = httpx.get(f"{self.url}/metrics", timeout=10).text
+        samples: dict[str, float] = {}
+        for line in text.splitlines():
+            if line and not line.startswith("#"):
+                name, _, value = line.rpartition(" ")
+                samples[name] = float(value)
+        return samples
+
+    def stop(self, deadline_s: float = 40) -> int:
+        """SIGTERM, wait, return the exit code; kills what is left."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(deadline_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait(10)
+            raise AssertionError(f"did not stop within {deadline_s} s:\n{self.output()[-4000:]}") from None
+
+
+def wait_ready(running: Running, deadline_s: float) -> None:
+    """Until /health says 200."""
+    end = time.monotonic() + deadline_s
+    while time.monotonic() < end:
+        if running.process.poll() is not None:
+            raise AssertionError(f"ended with {running.process.returncode}:\n{running.output()[-4000:]}")
+        try:
+            if httpx.get(f"{running.url}/health", timeout=2).status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.1)
+    raise AssertionError(f"not ready after {deadline_s} s:\n{running.output()[-4000:]}")
+
+
+@contextmanager
+def phloem(*arguments: str, ready_s: float = 90, env: dict[str, str] | None = None) -> Iterator[Running]:
+    """``phloem serve|up ...`` on free ports, ready to answer; stopped with SIGTERM at the end."""
+    http_port, grpc_port = free_port(), free_port()
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        environment = {
+            **os.environ,
+            "PHLOEM_HTTP_PORT": str(http_port),
+            "PHLOEM_GRPC_PORT": str(grpc_port),
+            "PYTHONWARNINGS": "default",
+            **(env or {}),
+        }
+        with log.open("wb") as sink:
+            process = subprocess.Popen(
+                [str(BIN / "phloem"), *arguments],
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+        running = Running(process, http_port, grpc_port, log)
+        try:
+            wait_ready(running, ready_s)
+            yield running
+        finally:
+            if process.poll() is None:
+                running.stop()
+
+
+def complete(running: Running, **body: Any) -> dict[str, Any]:
+    """POST /generate and return its JSON; fails on any error status."""
+    reply = httpx.post(f"{running.url}/generate", json=body, timeout=300)
+    assert reply.status_code == 200, reply.text
+    result: dict[str, Any] = reply.json()
+    return result
+
+
+def eventually(check: Any, deadline_s: float, message: str) -> None:
+    """Call ``check`` until it returns True; fail with ``message`` and its last value otherwise."""
+    end = time.monotonic() + deadline_s
+    while True:
+        value = check()
+        if value is True:
+            return
+        assert time.monotonic() < end, f"{message}: {value!r}"
+        time.sleep(0.1)
+
+
+IDLE_GAUGES = re.compile(r"phloem_.*(running|waiting|pages_used|locks|live|matchers|streams|slots_live)")
