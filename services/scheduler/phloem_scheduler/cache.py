@@ -62,10 +62,6 @@ class Cache:
         self.pool.to_tree(pages[extension.present :])
         return extension
 
-    def prune(self, namespace: Namespace, key: bytes, keep: int) -> None:
-        """Drop what the path of key holds beyond its first `keep` pages: it was never filled."""
-        self.pool.from_tree(self.tree.prune(namespace, key, keep))
-
     def flush(self) -> int:
         """Evict all that nobody uses; return how many pages that was."""
         pages = self.tree.evict(self.tree.evictable_pages)

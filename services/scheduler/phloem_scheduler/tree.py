@@ -1,15 +1,16 @@
 """The radix tree: one compressed tree over token pages, for each namespace a root.
 
-A node's edge is a run of whole pages: its tokens as packed little-endian uint32 bytes, and beside them the KV pages that hold them. Children are
-found by the bytes of their first page, so two children of a node always differ within their first page, and splits fall on page boundaries only.
-Edges are compared as byte slices (a memcmp), galloping to the first difference; no loop runs over tokens.
+A node's edge is a run of whole pages: its tokens as packed little-endian uint32 bytes, and beside them the KV pages that hold
+them. Children are found by the bytes of their first page, so two children of a node always differ within their first page, and
+splits fall on page boundaries only. Edges are compared as byte slices (a memcmp), galloping to the first difference; no loop
+runs over tokens.
 
-Whoever uses a path holds a lock on its deepest node, which locks the whole path to the root. Eviction takes leaves nobody has locked, least recently
-used first, and cuts them from their end, so that it frees exactly what was asked for; a parent left without children becomes a leaf and follows.
-Recency is a counter: equal sequences of calls give equal trees.
+Whoever uses a path holds a lock on its deepest node, which locks the whole path to the root. Eviction takes leaves nobody has
+locked, least recently used first, and cuts them from their end, so that it frees exactly what was asked for; a parent left
+without children becomes a leaf and follows. Recency is a counter: equal sequences of calls give equal trees.
 
-`Node.pages` says where a node's KV is on the one worker this tree belongs to. It is the only place that knows, so a tree over several workers
-changes that field and nothing about keys, splits or locks.
+`Node.pages` says where a node's KV is on the one worker this tree belongs to. It is the only place that knows, so a tree over
+several workers changes that field and nothing about keys, splits or locks.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Match:
 
 @dataclass(slots=True)
 class Extension:
-    """What `extend` did: the caller's lock is on `node` now; the first `present` of its pages were in the tree already and remain the caller's."""
+    """What `extend` did: the caller's lock is on `node` now; the tree had its first `present` pages already, which stay its own."""
 
     node: Node
     present: int
@@ -94,8 +95,8 @@ class RadixTree:
         self._roots: dict[Namespace, Node] = {}
         self._clock = 0
         self._created = 0
-        # At most one entry for each node, keyed by a recency that may be out of date: recency only grows, so a stale entry is pushed again
-        # with the present value when it comes to the top. The heap is thus never larger than the tree.
+        # At most one entry for each node, keyed by a recency that may be out of date: recency only grows, so a stale entry is
+        # pushed again with the present value when it comes to the top. The heap is thus never larger than the tree.
         self._evictable: list[tuple[int, int, Node]] = []
 
     @property
@@ -119,7 +120,8 @@ class RadixTree:
     def acquire(self, namespace: Namespace, key: bytes) -> Match:
         """Lock the longest path that key begins with (whole pages); split its last edge if key leaves it midway.
 
-        key: packed tokens; a last partial page is ignored. The caller must `release` the node, or move the lock on with `extend`.
+        key: packed tokens; a last partial page is ignored. The caller must `release` the node, or move the lock on with
+        `extend`.
         """
         self._clock += 1
         node, at = self._root(namespace), 0
@@ -139,10 +141,11 @@ class RadixTree:
     def extend(self, node: Node, key: bytes, pages: array[int]) -> Extension:
         """Add key below node and move the caller's lock on node to the end of it.
 
-        key: packed tokens, whole pages, that follow node's path; pages: as many page ids. The tree takes pages[present:] over; pages it had an equal
-        of already (pages[:present]) stay the caller's.
+        key: packed tokens, whole pages, that follow node's path; pages: as many page ids. The tree takes pages[present:] over;
+        those it had an equal of already (pages[:present]) stay the caller's.
         """
-        assert len(key) == len(pages) * self._unit and node.locks > 0
+        assert len(key) == len(pages) * self._unit
+        assert node.locks > 0
         self._clock += 1
         start, at = node, 0
         while (child := node.children.get(key[at : at + self._unit])) is not None:
@@ -182,29 +185,6 @@ class RadixTree:
             self._offer(node)
         return freed
 
-    def prune(self, namespace: Namespace, key: bytes, keep: int) -> array[int]:
-        """Remove from the path of key everything after its first `keep` pages, with all that hangs below; return the freed page ids.
-
-        Nothing in that part may be locked. Used when the step that was to fill these pages failed, which is rare enough for a pass over the heap.
-        """
-        node, at, kept = self._roots.get(namespace), 0, keep * self._unit
-        freed: array[int] = array("I")
-        if node is None:
-            return freed
-        while (child := node.children.get(key[at : at + self._unit])) is not None:
-            same = common_length(key, at, child.key, self._unit)
-            if at + same > kept:
-                if kept > at:
-                    child = self._split(child, kept - at).children[key[kept : kept + self._unit]]
-                self._remove_below(child, freed)
-                break
-            if same < len(child.key):
-                break
-            at, node = at + same, child
-        self._evictable = [entry for entry in self._evictable if entry[2].pages]
-        heapq.heapify(self._evictable)
-        return freed
-
     def _root(self, namespace: Namespace) -> Node:
         root = self._roots.get(namespace)
         if root is None:
@@ -216,7 +196,10 @@ class RadixTree:
         return Node(namespace, parent, key, pages, self._created)
 
     def _split(self, child: Node, length: int) -> Node:
-        """Cut child's edge after `length` bytes; the new upper node gets the same locks. child stays the deeper end, so holders of it keep their path."""
+        """Cut child's edge after `length` bytes; the new upper node gets the same locks.
+
+        child stays the deeper end, so whoever holds it keeps the whole path.
+        """
         parent = child.parent
         assert parent is not None
         cut = length // self._unit
@@ -281,16 +264,6 @@ class RadixTree:
         node.pages = array("I")
         self._offer(parent)
 
-    def _remove_below(self, top: Node, freed: array[int]) -> None:
-        for node in list(walk(top)):
-            assert node.locks == 0
-            freed.extend(node.pages)
-            self.total_pages -= len(node.pages)
-            if node is not top:
-                node.pages, node.children = array("I"), {}
-        top.children = {}
-        self._detach(top)
-
     def nodes(self) -> Iterator[Node]:
         """Every node, roots included, parents before children."""
         for root in self._roots.values():
@@ -307,7 +280,8 @@ class RadixTree:
             if node.parent is None:
                 assert node.locks or node.children, "an empty namespace was kept"
                 continue
-            assert node.pages and node.parent.children[node.key[: self._unit]] is node
+            assert node.pages
+            assert node.parent.children[node.key[: self._unit]] is node
             assert node.last_use <= node.parent.last_use
             assert node.queued or node.locks or node.children, "an evictable leaf is not queued"
         assert (total, locked) == (self.total_pages, self.locked_pages)
