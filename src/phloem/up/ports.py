@@ -1,0 +1,46 @@
+"""Local ports: containers may all listen on the same one, processes of one machine may not."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+from .errors import PortInUse, UpError
+
+LOOPBACK = "127.0.0.1"
+TRIES_MOST = 200  # ports looked at above the wanted one: more instances than anybody runs on one machine
+
+
+def is_free(port: int, host: str = LOOPBACK) -> bool:
+    """Whether a server could listen there now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        # As servers do: a port whose last connections are only closing is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+class Ports:
+    """Gives each listener its own port, the wanted one if it can be had. ``free`` asks the machine."""
+
+    def __init__(self, free: Callable[[int], bool] = is_free) -> None:
+        self._free = free
+        self._given: set[int] = set()
+
+    def published(self, setting: str, port: int) -> int:
+        """``port`` and no other, for users know it. Raises PortInUse."""
+        if port in self._given or not self._free(port):
+            raise PortInUse(setting, port)
+        self._given.add(port)
+        return port
+
+    def near(self, wanted: int) -> int:
+        """``wanted`` or the next one above it that is free. Raises UpError if there is none."""
+        for port in range(wanted, min(wanted + TRIES_MOST, 65536)):
+            if port not in self._given and self._free(port):
+                self._given.add(port)
+                return port
+        raise UpError(f"no free port from {wanted} to {wanted + TRIES_MOST - 1}")
