@@ -1,0 +1,135 @@
+"""One decoder for the llama family: llama, mistral, qwen2 (biases on q, k, v) and qwen3 (norms on q and k)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .architecture import Architecture
+from .errors import BadWeights
+from .linear import Linear, linear
+from .rope import angles, frequencies, rotate
+from .weights import WeightSource
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""(layer, q [T, heads, head_dim], k and v [T, kv_heads, head_dim]) -> [T, heads * head_dim]; stores k and v first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """The weights of one block; projections that read the same input are fused."""
+
+    input_norm: Tensor
+    qkv: Linear
+    out: Linear
+    post_norm: Tensor
+    gate_up: Linear
+    down: Linear
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+
+
+class Decoder:
+    """The computation from token ids to logits. Knows nothing of pages or batches: attention is passed in."""
+
+    def __init__(
+        self, arch: Architecture, embedding: Tensor, layers: list[Layer], norm: Tensor, head: Linear, inverse: Tensor
+    ) -> None:
+        self.arch = arch
+        self.dtype = embedding.dtype
+        self.device = embedding.device
+        self._embedding = embedding
+        self._layers = layers
+        self._norm = norm
+        self._head = head
+        self._inverse = inverse
+        self._split = arch.qkv_rows
+
+    def hidden(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Final hidden states, normalised: ``ids`` and ``positions`` int64 [T] -> [T, hidden]."""
+        state = self._embedding[ids]
+        cos, sin = angles(self._inverse, positions, self.dtype)
+        for index, layer in enumerate(self._layers):
+            state = state + self._attention(index, layer, self._rms(state, layer.input_norm), cos, sin, attend)
+            gate, up = layer.gate_up(self._rms(state, layer.post_norm)).chunk(2, dim=-1)
+            state = state + layer.down(F.silu(gate) * up)
+        return self._rms(state, self._norm)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """float32 [N, vocab] of hidden states [N, hidden]."""
+        return self._head(hidden).float()
+
+    def _attention(self, index: int, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        arch = self.arch
+        fused = layer.qkv(x).view(x.shape[0], -1, arch.head_dim)
+        both = arch.heads + arch.kv_heads
+        qk, v = fused[:, :both], fused[:, both:]
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q, k = qk[:, : arch.heads], qk[:, arch.heads :]
+            qk = torch.cat((self._rms(q, layer.q_norm), self._rms(k, layer.k_norm)), dim=1)
+        turned = rotate(qk, cos, sin)
+        return layer.out(attend(index, turned[:, : arch.heads], turned[:, arch.heads :], v))
+
+    def _rms(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(x, weight.shape, weight, self.arch.rms_eps)
+
+
+def build(
+    arch: Architecture, source: WeightSource, dtype: torch.dtype, device: torch.device, factors: Tensor | None = None
+) -> Decoder:
+    """Load a decoder's weights, converted to ``dtype`` on ``device``; each is dropped from the source's form at once.
+
+    Args:
+        factors: see `rope.frequencies`.
+
+    Raises:
+        BadWeights: one is missing or has another shape than ``arch`` says.
+    """
+    load = _Loader(source, dtype, device)
+    layers = [_layer(arch, load, f"layers.{index}") for index in range(arch.layers)]
+    embedding = load("embed_tokens.weight", (arch.vocab_size, arch.hidden_size))
+    tied = arch.tied_embeddings or not source.has("lm_head.weight")
+    head = embedding if tied else load("lm_head.weight", (arch.vocab_size, arch.hidden_size))
+    norm = load("norm.weight", (arch.hidden_size,))
+    return Decoder(arch, embedding, layers, norm, linear(head), frequencies(arch, factors).to(device))
+
+
+class _Loader:
+    """Fetches one weight, checks its shape, converts it."""
+
+    def __init__(self, source: WeightSource, dtype: torch.dtype, device: torch.device) -> None:
+        self._source = source
+        self._dtype = dtype
+        self._device = device
+
+    def __call__(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        weight = self._source.get(name)
+        if tuple(weight.shape) != shape:
+            raise BadWeights(f"weight {name} has shape {tuple(weight.shape)}, not {shape}")
+        return weight.to(device=self._device, dtype=self._dtype)
+
+    def fused(self, prefix: str, names: tuple[str, ...], rows: tuple[int, ...], columns: int) -> Linear:
+        """Projections ``prefix.name`` stacked into one layer, with their biases if the files have them."""
+        weights = [self(f"{prefix}.{name}.weight", (n, columns)) for name, n in zip(names, rows, strict=True)]
+        if not self._source.has(f"{prefix}.{names[0]}.bias"):
+            return linear(torch.cat(weights))
+        biases = [self(f"{prefix}.{name}.bias", (n,)) for name, n in zip(names, rows, strict=True)]
+        return linear(torch.cat(weights), torch.cat(biases))
+
+
+def _layer(arch: Architecture, load: _Loader, name: str) -> Layer:
+    hidden, inner = arch.hidden_size, arch.intermediate_size
+    return Layer(
+        input_norm=load(f"{name}.input_layernorm.weight", (hidden,)),
+        qkv=load.fused(f"{name}.self_attn", ("q_proj", "k_proj", "v_proj"), arch.qkv_rows, hidden),
+        out=load.fused(f"{name}.self_attn", ("o_proj",), (hidden,), arch.heads * arch.head_dim),
+        post_norm=load(f"{name}.post_attention_layernorm.weight", (hidden,)),
+        gate_up=load.fused(f"{name}.mlp", ("gate_proj", "up_proj"), (inner, inner), hidden),
+        down=load.fused(f"{name}.mlp", ("down_proj",), (hidden,), inner),
+        q_norm=load(f"{name}.self_attn.q_norm.weight", (arch.head_dim,)) if arch.qk_norm else None,
+        k_norm=load(f"{name}.self_attn.k_norm.weight", (arch.head_dim,)) if arch.qk_norm else None,
+    )

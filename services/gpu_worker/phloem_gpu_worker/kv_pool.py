@@ -1,0 +1,39 @@
+"""The paged KV pool: K and V of every layer, addressed by page."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .architecture import Architecture
+
+
+class KvPool:
+    """``pages`` pages of ``page_size`` tokens, and one scratch page more.
+
+    The scratch page (number ``pages``) pads page tables. It is never written and stays zero: padding is masked, but a masked NaN would
+    still spoil a row (0 * NaN), so padding must never read what another row wrote.
+    """
+
+    def __init__(
+        self, arch: Architecture, pages: int, page_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        shape = (pages + 1, page_size, arch.kv_heads, arch.head_dim)
+        self.pages = pages
+        self.page_size = page_size
+        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(arch.layers)]
+        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(arch.layers)]
+
+    @property
+    def scratch_page(self) -> int:
+        return self.pages
+
+    def store(self, layer: int, at: Tensor, k: Tensor, v: Tensor) -> None:
+        """Write k and v [T, kv_heads, head_dim] at flat token addresses ``at`` int64 [T] (page * page_size + offset)."""
+        self.keys[layer].flatten(0, 1).index_copy_(0, at, k)
+        self.values[layer].flatten(0, 1).index_copy_(0, at, v)
+
+    def scrub(self, pages: Tensor) -> None:
+        """Turn what is not finite in these pages (int64 [n]) into zeros, so that their next owner's masked tail is harmless."""
+        for pool in (*self.keys, *self.values):
+            pool[pages] = torch.nan_to_num(pool[pages], nan=0.0, posinf=0.0, neginf=0.0)

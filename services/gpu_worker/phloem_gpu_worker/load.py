@@ -1,0 +1,73 @@
+"""From a model's files to a runner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from .architecture import Architecture
+from .attention import AttentionBackend
+from .attention_torch import TorchAttention
+from .decoder import Decoder, build
+from .errors import UnsupportedModel
+from .gguf_weights import GgufSource
+from .hf_config import read_config
+from .kv_pool import KvPool
+from .runner import TorchRunner
+from .weights import SafetensorsSource
+
+MOST_DEFAULT_TOKENS = 131_072
+"""Tokens a pool sized by memory may have: more than any batch of the default rows uses, and small models would otherwise take all memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSize:
+    """How large the KV pool is. ``tokens`` None = what ``memory_bytes`` hold, at most `MOST_DEFAULT_TOKENS`."""
+
+    page_size: int = 16
+    tokens: int | None = None
+    memory_bytes: int = 2 << 30
+
+    def pages(self, arch: Architecture, dtype: torch.dtype) -> int:
+        """Whole pages of the pool."""
+        per_token = arch.kv_bytes_per_token * dtype.itemsize // 2
+        tokens = self.tokens if self.tokens is not None else min(self.memory_bytes // per_token, MOST_DEFAULT_TOKENS)
+        return tokens // self.page_size
+
+
+def load_decoder(weights: Path, dtype: torch.dtype, device: torch.device) -> Decoder:
+    """The model in a ``.gguf`` file, or in a folder with ``config.json`` and safetensors.
+
+    Raises:
+        UnsupportedModel, BadWeights: the files are no model that this decoder computes.
+    """
+    if weights.is_dir():
+        return build(read_config(weights), SafetensorsSource(weights), dtype, device)
+    if weights.suffix == ".gguf":
+        source = GgufSource(weights)
+        return build(source.architecture, source, dtype, device, source.rope_factors())
+    raise UnsupportedModel("weights must be a .gguf file or a folder with config.json and safetensors")
+
+
+def make_runner(decoder: Decoder, size: PoolSize, attention: AttentionBackend | None = None) -> TorchRunner:
+    """A runner with an empty pool; the default attention is `TorchAttention`."""
+    pages = size.pages(decoder.arch, decoder.dtype)
+    pool = KvPool(decoder.arch, pages, size.page_size, decoder.dtype, decoder.device)
+    return TorchRunner(decoder, pool, attention or TorchAttention())
+
+
+def pick_device(name: str) -> torch.device:
+    """``auto`` is CUDA where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(name)
+
+
+def pick_dtype(name: str, device: torch.device) -> torch.dtype:
+    """``auto`` is bfloat16 where the hardware multiplies it, else float32."""
+    if name != "auto":
+        return {"bfloat16": torch.bfloat16, "float32": torch.float32}[name]
+    fast = device.type == "cuda" or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return torch.bfloat16 if fast else torch.float32

@@ -1,0 +1,151 @@
+"""Draw tokens, batched.
+
+Order: repetition, frequency and presence penalties; biases and forbidden tokens; grammar mask; temperature; top-k; top-p over what is left;
+min-p against the most likely. Each filter becomes one least weight per row, so tokens of equal weight share their fate and the outcome
+does not depend on how a sort breaks ties. The draw walks the kept weights in order of token id until they exceed the keyed uniform's
+share of their sum; sums are float64, so that a row's outcome does not depend on the batch it is in.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .batch import Floats, Ints
+from .draws import FINE, GREEDY_BELOW, NOT_A_NUMBER, NOTHING_LEGAL, Drawn, Draws, Masks, Penalties
+from .keys import uniforms
+from .logprobs import score
+
+_BLOCK = 256
+"""Weights per block of the two-level search."""
+_CANDIDATES = 256
+"""Most likely tokens among which top-p's boundary is looked for before the whole vocabulary is sorted."""
+
+
+def draw(logits: Tensor, draws: Draws) -> Drawn:
+    """One token per row of ``logits`` float32 [S, vocab], which is changed in place."""
+    if draws.plain:
+        best = logits.max(dim=-1)
+        return Drawn(best.indices.cpu().numpy(), _faults(best.values), np.empty(0, dtype=np.int64))
+    scored = np.flatnonzero(draws.logprobs >= 0)
+    raw = logits[_rows(scored, logits)] if len(scored) else logits
+    broken = _edit(logits, draws)
+    best = logits.max(dim=-1)
+    ids = best.indices
+    sampled = np.flatnonzero(draws.temperature >= GREEDY_BELOW)
+    if len(sampled):
+        rows = _rows(sampled, logits)
+        ids[rows] = _sample(logits[rows], best.values[rows], draws, sampled)
+    chosen = ids.cpu().numpy()
+    scores = score(raw, chosen[scored], int(draws.logprobs.max())) if len(scored) else None
+    faults = np.where(broken.cpu().numpy(), np.int8(NOT_A_NUMBER), _faults(best.values))
+    return Drawn(chosen, faults, scored, scores)
+
+
+def _faults(best: Tensor) -> NDArray[np.int8]:
+    """What the largest logit of each row [S] says of the row: NaN spreads through a maximum, and an empty row's is -inf."""
+    values = best.cpu().numpy()
+    faults = np.full(len(values), FINE, dtype=np.int8)
+    faults[np.isneginf(values)] = NOTHING_LEGAL
+    faults[np.isnan(values) | np.isposinf(values)] = NOT_A_NUMBER
+    return faults
+
+
+def _rows(rows: Ints, like: Tensor) -> Tensor:
+    return torch.as_tensor(rows, device=like.device)
+
+
+def _edit(logits: Tensor, draws: Draws) -> Tensor:
+    """Penalise, bias and mask in place; returns bool [S]: rows that held NaN (which a mask would hide)."""
+    broken = logits.max(dim=-1).values.isnan()
+    if draws.penalties is not None:
+        _penalise(logits, draws.penalties)
+    if draws.biases is not None:
+        at = (_rows(draws.biases.rows, logits), _rows(draws.biases.ids, logits))
+        logits[at] += torch.as_tensor(draws.biases.values, device=logits.device)
+    if draws.masks is not None:
+        _mask(logits, draws.masks)
+    return broken
+
+
+def _penalise(logits: Tensor, penalties: Penalties) -> None:
+    at = (_rows(penalties.rows, logits), _rows(penalties.ids, logits))
+    values = logits[at]
+    factor = torch.as_tensor(penalties.repetition, device=logits.device)
+    values = torch.where(values > 0, values / factor, values * factor)
+    logits[at] = values - torch.as_tensor(penalties.subtract, device=logits.device)
+
+
+def _mask(logits: Tensor, masks: Masks) -> None:
+    """Forbid what is not set. Bits beyond the vocabulary are ignored; a vocabulary beyond the bits is forbidden."""
+    vocab = logits.shape[-1]
+    bits = np.unpackbits(masks.bits.view(np.uint8), axis=-1, bitorder="little")[:, :vocab]
+    forbidden = np.ones((len(bits), vocab), dtype=np.bool_)
+    forbidden[:, : bits.shape[1]] = bits == 0
+    rows = _rows(masks.rows, logits)
+    blocked = torch.from_numpy(forbidden).to(logits.device)
+    logits[rows] = logits[rows].masked_fill_(blocked, float("-inf"))
+
+
+def _sample(logits: Tensor, best: Tensor, draws: Draws, rows: Ints) -> Tensor:
+    """Token ids int64 [n] for the rows (numbers into ``draws``) whose edited logits [n, vocab] and maxima [n] are given."""
+    temperature = torch.as_tensor(draws.temperature[rows], device=logits.device)[:, None]
+    weights = ((logits - best[:, None]) / temperature).exp_()
+    least = torch.as_tensor(draws.min_p[rows], device=logits.device)
+    top_k, top_p = draws.top_k[rows], draws.top_p[rows]
+    cut = np.flatnonzero(((top_k > 0) & (top_k < logits.shape[-1])) | (top_p < 1.0))
+    if len(cut):
+        at = _rows(cut, logits)
+        least[at] = torch.maximum(least[at], _least_weight(weights[at], top_k[cut], top_p[cut]))
+    weights.masked_fill_(weights < least[:, None], 0.0)
+    share = torch.as_tensor(uniforms(draws.seeds[rows], draws.children[rows], draws.positions[rows]))
+    return _pick(weights, share.to(logits.device))
+
+
+def _least_weight(weights: Tensor, top_k: Ints, top_p: Floats) -> Tensor:
+    """float32 [n]: the smallest weight that top-k and top-p let through, per row of ``weights`` [n, vocab]."""
+    vocab = weights.shape[-1]
+    limit = np.where((top_k > 0) & (top_k < vocab), top_k, vocab)
+    bounded = limit[limit < vocab]
+    wanted = min(vocab, max(_CANDIDATES, int(bounded.max()) if len(bounded) else 0))
+    ranked = weights.topk(wanted, dim=-1).values
+    least, settled = _boundary(weights, ranked, limit, top_p)
+    if not bool(settled.all()):
+        rest = torch.nonzero(~settled).squeeze(1)
+        at = rest.cpu().numpy()
+        ordered = weights[rest].sort(dim=-1, descending=True).values
+        least[rest] = _boundary(weights[rest], ordered, limit[at], top_p[at])[0]
+    return least
+
+
+def _boundary(weights: Tensor, ranked: Tensor, limit: Ints, top_p: Floats) -> tuple[Tensor, Tensor]:
+    """The least kept weight [n] among the ``ranked`` [n, m] most likely, and whether it lies among them [n]."""
+    device, found = weights.device, ranked.shape[-1]
+    last = torch.as_tensor(np.minimum(limit, found) - 1, device=device)[:, None]
+    cut = torch.as_tensor(limit < weights.shape[-1], device=device)
+    least = torch.where(cut, ranked.gather(1, last).squeeze(1), 0.0)
+    total = weights.masked_fill(weights < least[:, None], 0.0).double().sum(dim=-1)
+    needed = total * torch.as_tensor(top_p.astype(np.float64), device=device)
+    reached = ranked.double().cumsum(dim=-1)
+    index = (reached < needed[:, None]).sum(dim=-1)
+    everything = torch.as_tensor(top_p >= 1.0, device=device)
+    settled = everything | (index < found) | (found == weights.shape[-1])
+    nucleus = ranked.gather(1, index.clamp(max=found - 1)[:, None]).squeeze(1)
+    return torch.where(everything, least, torch.maximum(least, nucleus)), settled
+
+
+def _pick(weights: Tensor, share: Tensor) -> Tensor:
+    """The token at ``share`` float64 [n] of the sum of each row of ``weights`` [n, vocab]: blocks first, then within a block."""
+    n, vocab = weights.shape
+    padded = torch.nn.functional.pad(weights, (0, -vocab % _BLOCK)).view(n, -1, _BLOCK)
+    blocks = padded.double().sum(dim=-1).cumsum(dim=-1)
+    target = share * blocks[:, -1]
+    block = (blocks <= target[:, None]).sum(dim=-1).clamp(max=blocks.shape[1] - 1)
+    before = torch.where(block > 0, blocks.gather(1, (block - 1).clamp(min=0)[:, None]).squeeze(1), 0.0)
+    inside = padded[torch.arange(n, device=weights.device), block]
+    reached = inside.double().cumsum(dim=-1)
+    index = (reached <= (target - before)[:, None]).sum(dim=-1)
+    last = _BLOCK - 1 - (inside.flip(-1) > 0).int().argmax(dim=-1)
+    return block * _BLOCK + torch.minimum(index, last)
