@@ -266,6 +266,8 @@ class LinkFrame(Message, frozen=True):
     last: int
     body: bytes = b""
     """`codec.encode_body` of one message of that link's union."""
+    reset: bool = False
+    """This session is over, or unknown here: the receiver's end of the link is gone."""
 
 
 # --- Calls: gateway -> tokenizer --------------------------------------------------------------------------------------

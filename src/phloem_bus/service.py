@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 import anyio
 from prometheus_client import CollectorRegistry
 
-from phloem_proto.subjects import Role
+from phloem_proto.subjects import Role, slug
 
 from .bus import Bus
 from .node import Node
@@ -47,7 +47,15 @@ class ServiceContext:
 
     def node(self) -> Node:
         """This service's place on the bus."""
-        raise NotImplementedError
+        return Node(
+            self.bus,
+            role=self.role,
+            instance=self.instance,
+            incarnation=self.incarnation,
+            namespace=self.namespace,
+            model=slug(self.model),
+            rng=self.rng,
+        )
 
 
 class Service(Protocol):
