@@ -29,7 +29,8 @@ class ComposeService:
 
     name: str
     command: tuple[str, ...]
-    environment: Mapping[str, str]
+    environment: Mapping[str, str]  # as in a container
+    overrides: Mapping[str, str]  # what x-phloem sets instead, already true for this machine
     depends_on: Mapping[str, str]  # name -> "service_started" | "service_healthy" | "service_completed_successfully"
     mounts: tuple[Mount, ...]
     ports: Mapping[int, int]  # container port -> published port
@@ -113,11 +114,11 @@ def _service(
     unknown = sorted(set(local) - {"command", "environment", "nice", "ready_port"})
     if unknown:
         raise ComposeError(f"services.{name}.x-phloem: unknown entry {unknown[0]!r}")
-    environment = _environment(name, body.get("environment")) | _environment(name, local.get("environment"))
     return ComposeService(
         name=name,
         command=tuple(str(word) for word in local["command"]),
-        environment=environment,
+        environment=_environment(name, body.get("environment")),
+        overrides=_environment(name, local.get("environment")),
         depends_on=_depends_on(name, body.get("depends_on"), started),
         mounts=(*_secret_mounts(name, body, secrets, folder), *_volume_mounts(name, body, folder)),
         ports=_ports(name, body.get("ports")),

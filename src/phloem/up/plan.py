@@ -86,7 +86,7 @@ def make_plan(compose: ComposeFile, scale: Mapping[str, int], machine: Machine) 
         for number in range(1, counts[name] + 1)
     }
     reached = {
-        (name, int(used[name].environment[key])): port
+        (name, int(_wanted(used[name])[key])): port
         for (name, number), ports in own.items()
         for key, port in ports.items()
         if number == 1
@@ -124,8 +124,7 @@ def _mount(
     """Write or find what the service sees, below a folder of its own that is laid out as its container is."""
     root = machine.root / body.name
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
-    paths = {"/tmp": str(root / "tmp")}
-    (root / "tmp").mkdir(exist_ok=True)
+    paths: dict[str, str] = {}
     for mount in body.mounts:
         paths[mount.target] = str(_place(mount, root / mount.target.lstrip("/"), machine, values, volumes))
     return paths
@@ -149,15 +148,20 @@ def _place(mount: Mount, here: Path, machine: Machine, values: Mapping[str, str]
     return here
 
 
+def _wanted(body: ComposeService) -> dict[str, str]:
+    """Its variables before ports are given out."""
+    return {**body.environment, **body.overrides}
+
+
 def _is_published(body: ComposeService, variable: str) -> bool:
-    value = body.environment.get(variable, "")
+    value = _wanted(body).get(variable, "")
     return variable.endswith("_PORT") and value.isdigit() and int(value) in body.ports.values()
 
 
 def _own_ports(body: ComposeService, number: int, ports: Ports) -> dict[str, int]:
     """A port of its own for each `*_PORT` variable: exactly the published one for the first instance, else one nearby."""
     own: dict[str, int] = {}
-    for key, value in body.environment.items():
+    for key, value in _wanted(body).items():
         if not key.endswith("_PORT") or not value.isdigit() or int(value) == 0:
             continue
         exact = number == 1 and _is_published(body, key)
@@ -166,10 +170,12 @@ def _own_ports(body: ComposeService, number: int, ports: Ports) -> dict[str, int
 
 
 def _instance(body: ComposeService, number: int, local: Local, ports: Mapping[str, int], machine: Machine) -> Instance:
-    environment = {key: local.text(value) for key, value in body.environment.items()}
+    own = machine.root / body.name / "tmp" / str(number)
+    own.mkdir(parents=True, exist_ok=True)
+    in_container = Local(local.services, local.ports, {**local.paths, "/tmp": str(own)})
+    environment = {key: in_container.text(value) for key, value in body.environment.items()}
+    environment.update(body.overrides)
     environment.update({key: str(port) for key, port in ports.items()})
-    if "PHLOEM_READY_FILE" in environment:
-        environment["PHLOEM_READY_FILE"] += f".{number}"
     if machine.broker:
         _use_broker(environment, machine.broker)
     inherited = {key: value for key, value in machine.environ.items() if not key.startswith("PHLOEM_")}

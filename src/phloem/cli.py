@@ -1,0 +1,110 @@
+"""The `phloem` command: one Typer app, one function per verb, no work at import."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version as installed_version
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+app = typer.Typer(
+    name="phloem",
+    help="Serve language models as five async services over one radix tree of KV-cache prefixes.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def fail(verb: str, error: Exception, code: int = 2) -> NoReturn:
+    """End with one line on standard error: 2 for what the person typed or set, 1 for what went wrong on the way."""
+    print(f"phloem {verb}: {error}", file=sys.stderr)
+    raise typer.Exit(code)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"phloem {installed_version('phloem')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Options of `phloem` itself."""
+
+
+@app.command()
+def version() -> None:
+    """Show the version."""
+    _print_version(True)
+
+
+@app.command()
+def pull(
+    model: Annotated[str, typer.Argument(help="A name such as smollm2, a path, or a hub id (owner/name).")] = "smollm2",
+) -> None:
+    """Fetch a model into the cache, check it, and prepare its tokenizer."""
+    from phloem_model.errors import ModelError
+    from phloem_model.resolve import resolve
+
+    try:
+        files = resolve(model, progress=lambda line: print(line, file=sys.stderr, flush=True))
+    except ModelError as error:
+        fail("pull", error, 1)
+    print(f"{files.name}: {files.weights}")
+    print(f"{files.name}: context of {files.context_length} tokens; sha256 of the weights {files.model_digest}")
+
+
+@app.command()
+def up(
+    file: Annotated[Path, typer.Option("--file", "-f", help="The compose file.")] = Path("compose.yaml"),
+    profile: Annotated[list[str] | None, typer.Option(help="Profile of the compose file; may be repeated.")] = None,
+    scale: Annotated[
+        list[str] | None, typer.Option(metavar="SERVICE=N", help="Run N instances of a service; may be repeated.")
+    ] = None,
+    nats_url: Annotated[
+        str | None, typer.Option(envvar="PHLOEM_NATS_URL", help="Use this nats-server instead of starting one.")
+    ] = None,
+    drain_seconds: Annotated[
+        float, typer.Option(min=0, help="How long a stop may take before it becomes a kill.")
+    ] = 40,
+) -> None:
+    """Run a compose file's services as local processes, over a real nats-server, without Docker.
+
+    Without --profile, COMPOSE_PROFILES (also from the .env beside the file) says which services run.
+    """
+    try:
+        from phloem.up.app import up as run
+    except ModuleNotFoundError as error:
+        fail("up", ModuleNotFoundError(f"needs {error.name}: pip install 'phloem[all]'"))
+    from phloem.up.errors import UpError
+
+    try:
+        code = run(file, profiles=profile or [], scale=scale or [], nats_url=nats_url, drain_s=drain_seconds)
+    except UpError as error:
+        fail("up", error)
+    raise typer.Exit(code)
+
+
+def _mount_bench() -> None:
+    """Mount `phloem bench` if what it needs is installed; otherwise say what is missing when it is asked for."""
+    try:
+        from phloem.bench.app import app as bench
+    except ModuleNotFoundError as error:
+        missing = str(error.name)
+
+        @app.command(name="bench", help=f"Measure a server (needs {missing}: pip install 'phloem[all]').")
+        def unavailable() -> None:
+            fail("bench", ModuleNotFoundError(f"needs {missing}: pip install 'phloem[all]'"))
+    else:
+        app.add_typer(bench, name="bench")
+
+
+_mount_bench()

@@ -1,0 +1,75 @@
+"""`phloem up` from its flags to its exit code."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import anyio
+
+from phloem_model.cache import cache_root
+
+from . import broker, compose
+from .console import Console
+from .errors import ComposeError
+from .plan import Machine, Plan, make_plan
+from .ports import LOOPBACK, Ports
+from .runner import Runner
+
+PREFIX = "PHLOEM_"
+
+
+def up(file: Path, *, profiles: Sequence[str], scale: Sequence[str], nats_url: str | None, drain_s: float) -> int:
+    """Run the services of ``file`` until told to stop. Returns the exit code.
+
+    Raises:
+        UpError: before anything was started; one line for a person.
+    """
+    environ = dict(os.environ)
+    running = broker.inspect(nats_url) if nats_url else None
+    services = compose.load(file, environ=environ, profiles=profiles)
+    counts = parse_scale(scale)
+    with tempfile.TemporaryDirectory(prefix="phloem-up-") as folder:  # 0700
+        root = Path(folder)
+        plan = make_plan(services, counts, Machine(environ, root, cache_root(), Ports(), running))
+        console = Console(services.services, [one.name for one in plan.instances])
+        _greet(console, file, plan, environ)
+        runner = Runner(plan, console, drain_s=drain_s, on_ready=lambda: _tell_ready(console, plan))
+        return anyio.run(runner.run)
+
+
+def parse_scale(words: Sequence[str]) -> dict[str, int]:
+    """``grammar=2`` ... as numbers. Raises ComposeError."""
+    counts: dict[str, int] = {}
+    for word in words:
+        name, _, number = word.partition("=")
+        if not name or not number.isdigit() or not 1 <= int(number) <= 64:
+            raise ComposeError(f"--scale: expected SERVICE=NUMBER (1 to 64), not {word!r}")
+        counts[name] = int(number)
+    return counts
+
+
+def ignored_settings(plan: Plan, environ: dict[str, str]) -> list[str]:
+    """PHLOEM_* variables of ours that no service of the plan gets: the compose file does not name them."""
+    known = {"PHLOEM_CACHE", "PHLOEM_NATS_URL", *plan.published}
+    known.update(key for one in plan.instances for key in one.environment)
+    return sorted(key for key in environ if key.startswith(PREFIX) and key not in known)
+
+
+def _greet(console: Console, file: Path, plan: Plan, environ: dict[str, str]) -> None:
+    console.say(f"{len(plan.instances)} processes from {file}; Ctrl-C drains and stops, a second one stops at once")
+    for name in ignored_settings(plan, environ):
+        console.say(f"{name} is ignored: {file.name} does not pass it on")
+
+
+def _tell_ready(console: Console, plan: Plan) -> None:
+    http = plan.published.get("PHLOEM_HTTP_PORT")
+    grpc = plan.published.get("PHLOEM_GRPC_PORT")
+    console.say("ready" + (f"; gRPC on {LOOPBACK}:{grpc}" if grpc else ""))
+    if http:
+        console.say(f"try: curl http://{LOOPBACK}:{http}/v1/chat/completions -H 'content-type: application/json' \\")
+        console.say(
+            """       -d '{"messages": [{"role": "user", "content": "Why is the sky blue?"}], "max_tokens": 64}'"""
+        )
