@@ -1,0 +1,38 @@
+"""The independent closing check: is a finished constrained text in the language? Shares nothing with the engines."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import jsonschema_rs
+
+
+def validate(kind: str, source: str, text: str) -> bool:
+    """Whether ``text`` satisfies a spec.
+
+    Args:
+        kind: ``json_schema`` (formats are checked), ``json_object`` or ``regex`` (the whole text must match).
+        source: the spec's source as the client gave it.
+        text: what was generated, complete.
+
+    Raises:
+        ValueError: unknown kind, or a source that Python's ``re`` or jsonschema-rs can't read (such as ``\\p{L}``).
+
+    A regex is matched by Python's backtracking ``re``: only for trusted patterns, or under a time limit of the caller's.
+    """
+    if kind == "regex":
+        try:
+            return re.fullmatch(source, text) is not None
+        except re.error as error:
+            raise ValueError(str(error)) from None
+    if kind not in ("json_schema", "json_object"):
+        raise ValueError(f"unknown grammar kind {kind!r}")
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    if kind == "json_object":
+        return isinstance(value, dict)
+    validator = jsonschema_rs.validator_for(json.loads(source), validate_formats=True, offline=True)
+    return bool(validator.is_valid(value))
