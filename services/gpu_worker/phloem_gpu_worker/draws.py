@@ -28,7 +28,7 @@ class Penalties:
 
 @dataclass(frozen=True, slots=True)
 class Biases:
-    """Added to single logits after penalties."""
+    """Added to single logits after penalties; a pair that occurs twice gets both."""
 
     rows: Ints
     ids: Ints

@@ -43,7 +43,7 @@ class PackedLinear:
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether `PackedLinear` works here. float32 stays plain: packing gains nothing and would change rounding."""
-    if dtype != torch.bfloat16 or device.type != "cpu" or not torch.backends.mkldnn.is_available():
+    if dtype != torch.bfloat16 or device.type != "cpu" or not torch._C._has_mkldnn:
         return False
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 

@@ -15,6 +15,7 @@ from .errors import UnsupportedModel
 from .gguf_weights import GgufSource
 from .hf_config import read_config
 from .kv_pool import KvPool
+from .linear import can_pack
 from .runner import TorchRunner
 from .weights import SafetensorsSource
 
@@ -69,5 +70,5 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     """``auto`` is bfloat16 where the hardware multiplies it, else float32."""
     if name != "auto":
         return {"bfloat16": torch.bfloat16, "float32": torch.float32}[name]
-    fast = device.type == "cuda" or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    fast = device.type == "cuda" or can_pack(torch.bfloat16, device)
     return torch.bfloat16 if fast else torch.float32

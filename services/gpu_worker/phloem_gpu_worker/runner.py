@@ -42,6 +42,10 @@ class Forward:
     scores: tuple[Scores, ...] = ()
     """One per `Batch.scores`."""
 
+    def only(self, rows: Ints) -> Forward:
+        """The same without the logits of other rows than these."""
+        return Forward(self.logits[rows], self.scores)
+
 
 class Runner(Protocol):
     """A device with a model on it. Calls come from one thread."""

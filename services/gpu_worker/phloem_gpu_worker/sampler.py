@@ -64,7 +64,7 @@ def _edit(logits: Tensor, draws: Draws) -> Tensor:
         _penalise(logits, draws.penalties)
     if draws.biases is not None:
         at = (_rows(draws.biases.rows, logits), _rows(draws.biases.ids, logits))
-        logits[at] += torch.as_tensor(draws.biases.values, device=logits.device)
+        logits.index_put_(at, torch.as_tensor(draws.biases.values, device=logits.device), accumulate=True)
     if draws.masks is not None:
         _mask(logits, draws.masks)
     return broken

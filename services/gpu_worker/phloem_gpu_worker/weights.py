@@ -26,7 +26,7 @@ class SafetensorsSource:
     """A folder of ``*.safetensors``, sharded or not. Files stay open (memory-mapped) as long as this object lives."""
 
     def __init__(self, folder: Path) -> None:
-        self._open = {file: safe_open(file, framework="pt") for file in _files(folder)}
+        self._open: dict[Path, Any] = {file: safe_open(file, framework="pt") for file in _files(folder)}
         self._names = {
             _canonical(name): (file, name) for file, tensors in self._open.items() for name in _keys(tensors)
         }
