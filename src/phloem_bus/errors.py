@@ -28,6 +28,10 @@ class PayloadTooLarge(BusError):
         self.limit = limit
 
 
+class NotAllowed(BusError):
+    """Raised when the broker's permissions forbid this user a subscription."""
+
+
 class NoPeer(BusError):
     """Raised when no ready instance of a role is present."""
 

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from phloem_proto.subjects import Role, slug
 
 from .bus import Bus
+from .metrics import NodeCollector
 from .node import Node
 
 T = TypeVar("T")
@@ -46,8 +47,8 @@ class ServiceContext:
     """To be called when readiness changes (probe file, supervisor)."""
 
     def node(self) -> Node:
-        """This service's place on the bus."""
-        return Node(
+        """This service's place on the bus. Its counters go to ``registry``; call it once."""
+        node = Node(
             self.bus,
             role=self.role,
             instance=self.instance,
@@ -56,6 +57,8 @@ class ServiceContext:
             model=slug(self.model),
             rng=self.rng,
         )
+        self.registry.register(NodeCollector(node))
+        return node
 
 
 class Service(Protocol):

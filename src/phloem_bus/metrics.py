@@ -1,0 +1,32 @@
+"""What the bus counts, for Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from .node import Node
+
+
+class NodeCollector(Collector):
+    """Counters of a node: ``phloem_bus_refused_total``, ``phloem_bus_dropped_total`` and ``phloem_bus_connected``."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def collect(self) -> Iterator[Metric]:
+        """Read the counters as they are now."""
+        role = self._node.role.value
+        refused = CounterMetricFamily("phloem_bus_refused", "Messages not taken, by reason", labels=["role", "reason"])
+        for reason, count in sorted(self._node.refused.items()):
+            refused.add_metric([role, reason], count)
+        dropped = CounterMetricFamily(
+            "phloem_bus_dropped", "Messages that came faster than they were taken", labels=["role"]
+        )
+        dropped.add_metric([role], self._node.dropped)
+        connected = GaugeMetricFamily("phloem_bus_connected", "1 while there is a connection", labels=["role"])
+        connected.add_metric([role], float(self._node.bus.connected))
+        yield from (refused, dropped, connected)
