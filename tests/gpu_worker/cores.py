@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from phloem_gpu_worker.core import Limits, WorkerCore
 from phloem_gpu_worker.grammar_desk import Budget, GrammarDesk
 from phloem_gpu_worker.load import PoolSize, load_decoder, make_runner

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+
 from phloem_gpu_worker.core import WorkerCore
 from phloem_gpu_worker.errors import BadPlan
 from phloem_proto.codec import pack_ids, unpack_floats, unpack_ids
