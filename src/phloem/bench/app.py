@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -15,6 +17,8 @@ app = typer.Typer(
 
 WORKLOADS = ("unique", "single", "shared-prefix", "json", "trace")
 """As `plan.Workload`, named here so that ``--help`` needs no import of it; a test keeps them equal."""
+PEER_NAMES = ("vllm", "llamacpp")
+"""As `peers.PEERS`, likewise."""
 
 
 def _fail(message: object, code: int = 1) -> NoReturn:
@@ -90,11 +94,11 @@ def serve(
 
     Exit code 0 if every request went well, 1 if some failed or the server can't be measured, 2 for wrong options.
     """
-    from .measure import Server
-    from .plan import BadOption, Plan, Workload
-    from .serve import serve as run
-    from .server import ServerUnusable
-
+    with _parts():
+        from .measure import Server
+        from .plan import BadOption, Plan, Workload
+        from .serve import serve as run
+        from .server import ServerUnusable
     try:
         plan = Plan(
             workload=Workload(_one_of("--workload", workload, WORKLOADS)),
@@ -137,6 +141,38 @@ def serve(
     except (ServerUnusable, OSError, ValueError) as error:
         _fail(error)
     raise typer.Exit(code)
+
+
+@app.command()
+def peer(
+    name: Annotated[str, typer.Argument(help=f"{' | '.join(PEER_NAMES)}.")],
+    model: Annotated[
+        str, typer.Option(help="A name (smollm2), a .gguf file, or a folder; as for `phloem serve`.")
+    ] = "smollm2",
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Default: vllm 8101, llamacpp 8102.")] = None,
+    flags: Annotated[list[str] | None, typer.Argument(help="More flags for the peer, after --.")] = None,
+) -> None:
+    """Start another server to measure against, in the foreground, installing it first; Ctrl-C ends it."""
+    with _parts():
+        from phloem_model import ModelError
+
+        from .peers import PEERS, PeerFailed
+        from .peers.run import run_peer
+    chosen = PEERS[_one_of("the peer", name, PEER_NAMES)]
+    try:
+        code = run_peer(chosen, model, port or chosen.port, tuple(flags or ()), lambda line: typer.echo(line, err=True))
+    except (PeerFailed, ModelError) as error:
+        _fail(error)
+    raise typer.Exit(code)
+
+
+@contextmanager
+def _parts() -> Iterator[None]:
+    """Import what a command needs; if something is not installed, one line says so."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        _fail(f"needs {error.name}: pip install 'phloem[all]'")
 
 
 def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> str:
