@@ -8,7 +8,7 @@ import pytest
 from gguf import GGUFWriter
 
 from phloem_model import ModelFiles, resolve
-from phloem_model.tiny import byte_alphabet
+from phloem_model.byte_level import byte_alphabet
 
 WriteGguf = Callable[..., Path]
 
