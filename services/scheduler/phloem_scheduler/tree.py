@@ -161,6 +161,10 @@ class RadixTree:
         self._touch(node)
         return Extension(node, present)
 
+    def continues(self, node: Node, page: bytes) -> bool:
+        """Whether node has a child that begins with this page (packed tokens of one page)."""
+        return page in node.children
+
     def release(self, node: Node) -> None:
         """Undo one lock on node and its path."""
         step: Node | None = node

@@ -1,0 +1,58 @@
+"""What the core wants done. The shell does it; a failure comes back as an event."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from phloem_proto.messages import FlushReply, GrammarSpec, OpenReply, Output, Plan
+
+
+@dataclass(frozen=True, slots=True)
+class SendPlan:
+    """Over the link to a worker."""
+
+    worker: str
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class SendOutput:
+    """Over the link to a detokeniser."""
+
+    detokeniser: str
+    output: Output
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Answer the call that came with this ticket."""
+
+    ticket: object
+    message: OpenReply | FlushReply
+
+
+@dataclass(frozen=True, slots=True)
+class AskCompile:
+    """Have spec judged; the answer is due as `Core.verdict`."""
+
+    spec: GrammarSpec
+
+
+@dataclass(frozen=True, slots=True)
+class SendLost:
+    """Tell a gateway to open these requests again."""
+
+    gateway: str
+    rids: tuple[bytes, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NewSession:
+    """Say Hello to this worker anew: its session is void. The core has dropped it; `worker_joined` is due when it accepts."""
+
+    worker: str
+    reason: str
+
+
+Action = SendPlan | SendOutput | Reply | AskCompile | SendLost | NewSession

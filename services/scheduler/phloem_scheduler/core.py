@@ -1,0 +1,358 @@
+"""The scheduler without I/O: events in, actions out.
+
+Events are method calls that only change state; `decide` then plans once for all that has changed and returns what is to be done. `now` is
+seconds on any clock that never goes back. Equal sequences of calls give equal actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from phloem_proto.messages import (
+    Cancel,
+    End,
+    ErrorInfo,
+    FlushReply,
+    GrammarSpec,
+    Live,
+    LiveReply,
+    Open,
+    OpenReply,
+    Result,
+    StopAt,
+    Verdict,
+    WorkerProfile,
+)
+
+from .actions import Action, AskCompile, NewSession, Reply, SendLost
+from .chunks import Budget
+from .counters import Counters
+from .grammars import Grammars
+from .ledger import Ledger
+from .lifecycle import Lifecycle
+from .opening import Opening, accepted
+from .outbox import Outbox
+from .planner import Planner
+from .queue import POLICIES, WaitingQueue
+from .requests import Choice, Request, Stage
+from .results import BadResult, Results
+from .rows import Row
+from .settings import Settings
+from .worker import WorkerState
+
+# A detokeniser beats and is linked within a second of its start; one that is not linked by then can't be reached from here.
+UNLINKED_S = 3.0
+# Flushes that wait for the scheduler to be idle; each is a person or a test waiting at an HTTP call.
+MOST_FLUSHES = 64
+# Calls that wait for one request's verdict: the first and its repetitions.
+MOST_TICKETS = 8
+
+
+class Core:
+    """All state of one scheduler."""
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self.settings = settings or Settings()
+        self.counters = Counters()
+        self.queue = WaitingQueue(POLICIES[self.settings.policy]())
+        self.outbox = Outbox()
+        self.life = Lifecycle(self.queue, self.outbox, self.counters)
+        self.ledger = Ledger()
+        self.grammars = Grammars()
+        self.opening = Opening(self.settings, self.ledger, self.life, self.grammars, self.counters)
+        self.results = Results(self.life)
+        budget = Budget(self.settings.chunk_ms, self.settings.chunk_tokens)
+        self.planner = Planner(self.queue, self.life, budget, self.settings.depth)
+        self.workers: dict[str, WorkerState] = {}  # in order of joining
+        self._actions: list[Action] = []
+        self._unlinked: dict[str, float] = {}  # detokeniser -> since when requests are routed to it without a link
+        self._flushes: list[tuple[float, object]] = []
+        self._workerless_since: float | None = None
+
+    # --- Requests ---------------------------------------------------------------------------------------------------------
+
+    def open(self, message: Open, ticket: object, now: float) -> None:
+        """Take a request in, or adopt it, or refuse it. The reply is an action, at once or when its grammar is judged."""
+        known = self.opening.known(message, now)
+        if isinstance(known, ErrorInfo):
+            self._reply(ticket, accepted(message, known))
+            return
+        if known is None:
+            refused = self.opening.refusal(message, self.waiting, list(self.workers.values()), self.retry_after_ms)
+            if (
+                refused is None
+                and message.grammar is not None
+                and isinstance(verdict := self.grammars.known(message.grammar), ErrorInfo)
+            ):
+                refused = verdict
+            if refused is not None:
+                self.counters.rejected += 1
+                self._reply(ticket, accepted(message, refused))
+                return
+            known = self.opening.admit(message, now)
+            self._judge(known)
+        if known.detokeniser not in self.outbox.linked:
+            self._unlinked.setdefault(known.detokeniser, now)
+        if any(choice.stage is Stage.JUDGING for choice in known.choices):
+            known.tickets = [*known.tickets, ticket][-MOST_TICKETS:]
+        else:
+            self._reply(ticket, accepted(message))
+
+    def _judge(self, request: Request) -> None:
+        """Into the queue, or outside it until the grammar has its verdict."""
+        if request.spec is not None and not request.done:
+            verdict = self.grammars.known(request.spec)
+            if verdict is None:
+                if self.grammars.wait(request):
+                    self._actions.append(AskCompile(request.spec))
+                return
+            assert not isinstance(verdict, ErrorInfo)
+            request.grammar = verdict
+        self._enqueue(request)
+
+    def _enqueue(self, request: Request) -> None:
+        for choice in request.choices:
+            if choice.stage is Stage.JUDGING:
+                choice.move("judged")
+                self.queue.add(choice)
+
+    def verdict(self, spec: GrammarSpec, verdict: Verdict) -> None:
+        """A grammar is judged, or its judging failed: those who waited go into the queue, each at its own place, or are refused."""
+        requests, answer = self.grammars.judged(spec, verdict)
+        for request in requests:
+            error = answer if isinstance(answer, ErrorInfo) else None
+            reply = OpenReply(request.rid, request.attempt, error)
+            for ticket in request.tickets:
+                self._reply(ticket, reply)
+            request.tickets = []
+            if isinstance(answer, ErrorInfo):
+                self.counters.rejected += 1
+                self._forget(request, End("error", code=answer.code, message=answer.message))
+            else:
+                request.grammar = answer
+                self._enqueue(request)
+
+    def cancel(self, message: Cancel, now: float) -> None:
+        """The gateway is done with this attempt and lower ones. Repeating it, or naming what is unknown, does nothing more."""
+        self.ledger.bury(message.rid, message.attempt, now)
+        request = self.ledger.requests.get(message.rid)
+        if request is not None and message.attempt >= request.attempt:
+            self._forget(request, End("abort"))
+
+    def _forget(self, request: Request, end: End) -> None:
+        """Nobody waits for request any more: end what is left of it without a word, and keep nothing."""
+        self.counters.cancelled += not request.done
+        self.outbox.drop(request)
+        self.grammars.leave(request)
+        for choice in request.choices:
+            if choice.stage is not Stage.ENDED:
+                self.life.end(choice, end, tell=False)
+        self.ledger.remove(request)
+
+    def stop_at(self, message: StopAt) -> None:
+        """The detokeniser found a stop string: the choice ends with its first `keep` tokens, whatever ended it at or after that."""
+        request = self.ledger.requests.get(message.rid)
+        if request is None or request.attempt != message.attempt or message.child >= len(request.choices):
+            self.counters.stale += 1
+            return
+        choice = request.choices[message.child]
+        if choice.stage is Stage.ENDED:
+            if len(choice.output) >= message.keep:
+                choice.end = End("stop")
+                truncate(choice, message.keep)
+            return
+        self.life.end(choice, End("stop"), tell=False)
+        truncate(choice, message.keep)
+
+    # --- Workers ----------------------------------------------------------------------------------------------------------
+
+    def worker_joined(self, instance: str, profile: WorkerProfile) -> None:
+        """A worker accepted a new session: empty slots, empty pages."""
+        assert instance not in self.workers, "worker_gone is due first"
+        self.workers[instance] = WorkerState(instance, profile, self.settings.max_running, self.settings.reuse)
+
+    def worker_gone(self, instance: str, failed_step: int = 0) -> None:
+        """A worker's session is over: its rows wait again, each at its place, and replay on any worker."""
+        worker = self.workers.pop(instance, None)
+        if worker is None:
+            return
+        blamed = [row for plan in worker.plans if plan.step == failed_step for row in plan.rows]
+        rows: dict[Row, None] = dict.fromkeys(worker.rows.values())
+        rows.update((row, None) for plan in worker.plans for row in plan.rows)
+        for row in rows:
+            self.life.drop(row, failed=row in blamed)
+
+    def result(self, instance: str, result: Result) -> None:
+        """A step's result. One that does not fit what was planned voids the session."""
+        worker = self.workers.get(instance)
+        if worker is None:
+            return
+        try:
+            self.results.commit(worker, result)
+        except BadResult as problem:
+            self._renew(instance, str(problem))
+
+    def step_failed(self, instance: str, step: int, message: str) -> None:
+        """A step failed, and with it the session. Everything it held is planned anew from what is committed."""
+        if instance in self.workers:
+            self.counters.failed_steps += 1
+            self._renew(instance, message, step)
+
+    def _renew(self, instance: str, reason: str, failed_step: int = 0) -> None:
+        self.worker_gone(instance, failed_step)
+        self._actions.append(NewSession(instance, reason))
+
+    # --- Detokenisers and gateways ------------------------------------------------------------------------------------------
+
+    def detokeniser_joined(self, instance: str) -> None:
+        """Its link is open: what was drawn meanwhile is sent."""
+        self.outbox.linked[instance] = None
+        self._unlinked.pop(instance, None)
+        for request in self.ledger.requests.values():
+            if request.detokeniser == instance:
+                self.outbox.resend(request, request.told_from)
+
+    def detokeniser_gone(self, instance: str) -> None:
+        """Gateways are to open its requests elsewhere; they go on meanwhile."""
+        self.outbox.linked.pop(instance, None)
+        self._unlinked.pop(instance, None)
+        self.outbox.withdraw(instance)
+        lost: dict[str, list[bytes]] = {}
+        for request in self.ledger.requests.values():
+            if request.detokeniser == instance:
+                lost.setdefault(request.gateway, []).append(request.rid)
+        self._actions.extend(SendLost(gateway, tuple(rids), "detokeniser gone") for gateway, rids in lost.items())
+
+    def gateway_gone(self, instance: str, now: float) -> None:
+        """Nobody waits for its requests any more."""
+        view = self.ledger.gateways.get(instance)
+        self._give_up(list(view.requests.values()) if view else [], now)
+
+    def live(self, gateway: str, message: Live, now: float) -> LiveReply:
+        """What a gateway says it holds, one part of the list at a time."""
+        reply, gone = self.ledger.reconcile(gateway, message)
+        self._give_up(gone, now)
+        return reply
+
+    def _give_up(self, requests: Iterable[Request], now: float) -> None:
+        for request in requests:
+            self.cancel(Cancel(request.rid, request.attempt), now)
+
+    # --- Upkeep -----------------------------------------------------------------------------------------------------------
+
+    def flush(self, timeout_ms: int, ticket: object, now: float) -> None:
+        """Empty every cache once nothing runs, if that is within `timeout_ms`; the reply is an action."""
+        if len(self._flushes) >= MOST_FLUSHES:
+            self._reply(ticket, FlushReply(error=ErrorInfo("busy", "too many flushes are waiting")))
+        else:
+            self._flushes.append((now + timeout_ms / 1000, ticket))
+
+    def drain(self) -> None:
+        """Refuse new requests from now on; those that are here go on."""
+        self.opening.draining = True
+
+    def decide(self, now: float) -> list[Action]:
+        """Plan for all that has happened; returns what is to be done, in order."""
+        self._expire(now)
+        for _ in range(self.settings.depth):
+            plans = self.planner.plan(list(self.workers.values()))
+            if not plans:
+                break
+            self._actions.extend(plans)
+        for request in self.life.finished:
+            if request.rid in self.ledger.requests:
+                self.ledger.done(request, now)
+        self.life.finished.clear()
+        self._actions.extend(self.outbox.take())
+        self._flush_if_idle(now)
+        actions, self._actions = self._actions, []
+        return actions
+
+    def _expire(self, now: float) -> None:
+        late, old = self.ledger.expire(now)
+        for request in late:
+            self._end_all(request, End("abort", code="deadline", message="the deadline has passed"))
+        for request in old:
+            self._forget(request, End("abort"))
+        for instance, since in list(self._unlinked.items()):
+            if now - since >= UNLINKED_S:
+                self.detokeniser_gone(instance)
+        if self.workers or not self.waiting:
+            self._workerless_since = None
+        elif self._workerless_since is None:
+            self._workerless_since = now
+        elif now - self._workerless_since >= self.settings.worker_wait_s:
+            for request in list(self.ledger.requests.values()):
+                self._end_all(request, End("error", code="unavailable", message="no worker came back"))
+
+    def _end_all(self, request: Request, end: End) -> None:
+        self.grammars.leave(request)
+        for ticket in request.tickets:
+            self._reply(ticket, OpenReply(request.rid, request.attempt, ErrorInfo(end.code, end.message)))
+        request.tickets = []
+        for choice in request.choices:
+            if choice.stage is not Stage.ENDED:
+                self.life.end(choice, end)
+
+    def _flush_if_idle(self, now: float) -> None:
+        if self._flushes and self.idle:
+            pages = sum(worker.cache.flush() for worker in self.workers.values())
+            for _, ticket in self._flushes:
+                self._reply(ticket, FlushReply(pages))
+            self._flushes = []
+        for until, ticket in self._flushes:
+            if until <= now:
+                self._reply(ticket, FlushReply(error=ErrorInfo("busy", "requests are running")))
+        self._flushes = [entry for entry in self._flushes if entry[0] > now]
+        if self.idle:
+            self.planner.reserve.idle()
+
+    def _reply(self, ticket: object, message: OpenReply | FlushReply) -> None:
+        self._actions.append(Reply(ticket, message))
+
+    # --- Questions --------------------------------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> int:
+        """Rows that have a slot."""
+        return sum(len(worker.rows) for worker in self.workers.values())
+
+    @property
+    def waiting(self) -> int:
+        """Choices that have not ended and have no slot, those outside the queue included."""
+        return self.life.live - self.running
+
+    @property
+    def idle(self) -> bool:
+        """No choice is live and no worker has anything to do."""
+        return self.life.live == 0 and all(worker.idle for worker in self.workers.values())
+
+    def next_wakeup(self, now: float) -> float | None:
+        """When `decide` should be called although nothing happens; None if only events matter."""
+        return now + 0.25 if self.ledger.requests or self._flushes or self._unlinked else None
+
+    def retry_after_ms(self) -> int:
+        """When a refused client should come back: when what waits has been computed, at the measured pace, within 1 to 30 s."""
+        waiting = self.queue.tokens()
+        rate = sum(1 / each for worker in self.workers.values() if (each := worker.pace.line()[1]) > 0)
+        return int(min(30_000, max(1_000, waiting / rate if rate else 0)))
+
+    def check(self) -> None:
+        """Raise AssertionError if any invariant does not hold. Linear in everything: for tests and for an idle service."""
+        for worker in self.workers.values():
+            worker.check()
+        choices = [choice for request in self.ledger.requests.values() for choice in request.choices]
+        live = [choice for choice in choices if choice.stage is not Stage.ENDED]
+        assert self.life.live == len(live)
+        assert sum(choice.stage is Stage.RUNNING for choice in live) == self.running
+        assert sum(choice.stage is Stage.WAITING for choice in live) == len(self.queue)
+        for choice in choices:
+            assert (choice.end is not None) == (choice.stage is Stage.ENDED)
+            assert (choice.row is not None) == (choice.stage in (Stage.RUNNING, Stage.LEAVING))
+            assert choice.stage is not Stage.PARKED or (choice.parked_on is not None and choice.parked_on.opened)
+
+
+def truncate(choice: Choice, keep: int) -> None:
+    """Forget the output of an ended choice after its first `keep` tokens."""
+    del choice.output[keep:]
+    del choice.logprobs[max(0, keep - choice.logprob_base) :]

@@ -1,0 +1,45 @@
+"""How many tokens fit into a step of so many milliseconds, from the steps measured so far.
+
+Step time is taken as base + tokens * each, fitted by least squares over recent steps (older ones fade).
+"""
+
+from __future__ import annotations
+
+FADE = 0.98  # half of the weight is on the last 34 steps
+FIRST_TOKENS = 128  # before anything is measured: 90 % of a CPU's peak rate, and short on a GPU
+
+
+class Pace:
+    """A fading linear fit of step time over tokens."""
+
+    def __init__(self, max_step_tokens: int) -> None:
+        self.max_step_tokens = max_step_tokens
+        self._weight = self._x = self._y = self._xx = self._xy = 0.0
+
+    def measured(self, tokens: int, milliseconds: float) -> None:
+        """Take in one step. Steps without tokens or without a time say nothing."""
+        if tokens <= 0 or milliseconds <= 0:
+            return
+        self._weight = self._weight * FADE + 1
+        self._x = self._x * FADE + tokens
+        self._y = self._y * FADE + milliseconds
+        self._xx = self._xx * FADE + tokens * tokens
+        self._xy = self._xy * FADE + tokens * milliseconds
+
+    def line(self) -> tuple[float, float]:
+        """(base, each) in milliseconds; (0, 0) before anything was measured."""
+        if not self._weight:
+            return 0.0, 0.0
+        mean_x, mean_y = self._x / self._weight, self._y / self._weight
+        spread = self._xx / self._weight - mean_x * mean_x
+        slope = (self._xy / self._weight - mean_x * mean_y) / spread if spread > 1e-6 else 0.0
+        if slope <= 0:  # steps of one size, or noise: blame it all on the tokens
+            return 0.0, mean_y / mean_x
+        return max(0.0, mean_y - slope * mean_x), slope
+
+    def tokens_within(self, milliseconds: float, decode_rows: int) -> int:
+        """Known tokens that a step may take beside so many decode rows to last about so long; 0 or less if there is no time for any."""
+        base, each = self.line()
+        if not each:
+            return FIRST_TOKENS
+        return int((milliseconds - base) / each) - decode_rows

@@ -1,0 +1,28 @@
+"""What the core is told at its start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All of it has a default; `config.py` validates what comes from flags and variables."""
+
+    chunk_ms: float = 50.0
+    """How long a step may take when prompts are computed in it, so how long a running stream waits for others' prompts."""
+    chunk_tokens: int | None = None
+    """A fixed number of prompt tokens per step instead."""
+    max_running: int = 256
+    """Rows per worker, if the worker has that many slots."""
+    max_queued: int = 1024
+    """Choices that wait; beyond it opens are refused."""
+    depth: int = 2
+    """Plans in flight per worker, 1 to 3."""
+    policy: str = "fcfs"
+    reuse: bool = True
+    """Keep KV in the radix tree after its request."""
+    worker_wait_s: float = 60.0
+    """How long requests wait for a worker to come back before they end with an error."""
+    credit_bytes: int = 64 << 20
+    """Bytes of prompt ids that may wait, all gateways together."""
