@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+from decimal import Decimal
 
 import jsonschema_rs
 
@@ -29,10 +31,18 @@ def validate(kind: str, source: str, text: str) -> bool:
     if kind not in ("json_schema", "json_object"):
         raise ValueError(f"unknown grammar kind {kind!r}")
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_float=_number)
     except (ValueError, RecursionError):
         return False
     if kind == "json_object":
         return isinstance(value, dict)
     validator = jsonschema_rs.validator_for(json.loads(source), validate_formats=True, offline=True)
     return bool(validator.is_valid(value))
+
+
+def _number(digits: str) -> float | Decimal:
+    """A number beyond a double's range is still a number, not an infinity; any value as large stands for it."""
+    value = float(digits)
+    if math.isfinite(value):
+        return value
+    return Decimal("-1e400" if digits.startswith("-") else "1e400")

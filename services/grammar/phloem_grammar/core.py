@@ -14,19 +14,30 @@ from dataclasses import dataclass, field
 
 from phloem_proto.messages import ErrorInfo, Grammar, GrammarSpec, Verdict
 
-from .admission import xgrammar_gap
 from .cache import LruCache
 from .engine import Compiled, Died, Lost, MaskBudget, Outcome, Rejected, Task
 from .explain import explain
-from .gaps import llguidance_gap
 from .limits import Limits
-from .normalise import Normalised, normalise
+from .normalise import Normalised
 from .refusal import INVALID, TOO_LARGE, Refused, over_limit
+from .route import Route, route
 
 OPTIONS = "compact-1"
 """Names everything beside the source that shapes the language (whitespace, escapes, formats). Part of the digest: change it with them."""
 KILLS_MAX = 2
 """A grammar whose compile was ended by force this often is not tried again."""
+
+
+COUNTED = {
+    "asked": "Specs that were read",
+    "hits": "Verdicts given from the cache",
+    "refused": "Refusals, remembered ones included",
+    "compiled": "Grammars compiled",
+    "killed": "Compiles that were killed or crashed",
+    "lost": "Compiles lost with their sandbox",
+    "busy": "Callers turned away",
+}
+"""The core's counters and what they count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +64,11 @@ class Compile:
 
     digest: str
     spec: Normalised
-    engine: str
-    waiters: list[int] = field(default_factory=list)
+    engines: list[str]
+    """Still to be asked, the first one now."""
     refused: Refused | None = None
     """Why an earlier engine did not take it."""
+    waiters: list[int] = field(default_factory=list)
     losses: int = 0
 
 
@@ -90,9 +102,7 @@ class GrammarCore:
         self._queue: deque[str] = deque()
         self._running: dict[str, Compile] = {}
         self._waiting: dict[int, str] = {}
-        self.counters: dict[str, int] = dict.fromkeys(
-            ("asked", "hits", "refused", "compiled", "killed", "lost", "busy"), 0
-        )
+        self.counters: dict[str, int] = dict.fromkeys(COUNTED, 0)
 
     @property
     def waiting(self) -> int:
@@ -104,22 +114,28 @@ class GrammarCore:
         """How many compiles run."""
         return len(self._running)
 
-    def ask(self, ticket: int, spec: GrammarSpec) -> Verdict | None:
-        """A verdict if it is known already, else None: it comes from `finish`, or never after `cancel`."""
+    def known(self, spec: GrammarSpec) -> Verdict | None:
+        """The verdict on a spec that was given in exactly these words before, if it is still kept."""
+        digest = self._digests.get(_spelling(spec))
+        return self._kept(digest) if digest else None
+
+    def ask(self, ticket: int, spec: GrammarSpec, routed: Route | Refused | None = None) -> Verdict | None:
+        """A verdict if there is one at once, else None: it comes from `finish`, or never after `cancel`.
+
+        ``routed`` is what `route` gave or raised for this spec, where the caller ran it elsewhere.
+        """
         self.counters["asked"] += 1
-        spelling = hashlib.sha256(f"{spec.kind}\0{spec.source}".encode("utf-8", "surrogatepass")).hexdigest()
-        digest = self._digests.get(spelling)
-        known = self._known(digest) if digest else None
-        if known is not None:
-            return known
-        try:
-            normalised = normalise(spec, self._limits)
-        except Refused as refused:
+        if routed is None:
+            try:
+                routed = route(spec, self._limits)
+            except Refused as refused:
+                routed = refused
+        if isinstance(routed, Refused):
             self.counters["refused"] += 1
-            return Verdict(error=refused.info())
-        digest = self._digest(normalised)
-        self._digests.put(spelling, digest)
-        return self._known(digest) or self._join(ticket, digest, normalised)
+            return Verdict(error=routed.info())
+        digest = self._digest(routed.spec)
+        self._digests.put(_spelling(spec), digest)
+        return self._kept(digest) or self._join(ticket, digest, routed)
 
     def cancel(self, ticket: int) -> None:
         """This caller waits no more. A compile that runs goes on for the others and for the cache."""
@@ -138,7 +154,7 @@ class GrammarCore:
             return None
         digest = self._queue.popleft()
         compile_ = self._running[digest] = self._compiles[digest]
-        return Start(digest, compile_.engine, Task(compile_.spec.kind, compile_.spec.source, self._budget))
+        return Start(digest, compile_.engines[0], Task(compile_.spec.kind, compile_.spec.source, self._budget))
 
     def finish(self, digest: str, outcome: Outcome) -> list[Answer]:
         """Take the outcome of a `Start`; the answers are for those who still wait. Ask `next_task` again afterwards."""
@@ -157,7 +173,7 @@ class GrammarCore:
         parts = (spec.kind, spec.source, OPTIONS, self._tokenizer_digest)
         return hashlib.sha256("\0".join(f"{len(part)}:{part}" for part in parts).encode()).hexdigest()
 
-    def _known(self, digest: str) -> Verdict | None:
+    def _kept(self, digest: str) -> Verdict | None:
         verdict = self._verdicts.get(digest)
         if verdict is not None:
             self.counters["hits"] += 1
@@ -168,32 +184,17 @@ class GrammarCore:
             return Verdict(error=error, cached=True)
         return None
 
-    def _join(self, ticket: int, digest: str, spec: Normalised) -> Verdict | None:
+    def _join(self, ticket: int, digest: str, routed: Route) -> Verdict | None:
         if len(self._waiting) >= self._bounds.waiting:
             self.counters["busy"] += 1
             return Verdict(error=ErrorInfo("busy", "too many grammars wait to be compiled", retry_after_ms=1000))
         compile_ = self._compiles.get(digest)
         if compile_ is None:
-            route = self._route(digest, spec)
-            if isinstance(route, Refused):
-                return self._refuse(digest, route)
-            compile_ = self._compiles[digest] = route
+            compile_ = self._compiles[digest] = Compile(digest, routed.spec, list(routed.engines), routed.gap)
             self._queue.append(digest)
         compile_.waiters.append(ticket)
         self._waiting[ticket] = digest
         return None
-
-    def _route(self, digest: str, spec: Normalised) -> Compile | Refused:
-        """llguidance, unless it is known not to enforce this schema."""
-        gap = llguidance_gap(spec.tree) if spec.tree is not None else None
-        if gap is None:
-            return Compile(digest, spec, "llguidance")
-        return Compile(digest, spec, "xgrammar", refused=gap) if self._xgrammar_may(spec) else gap
-
-    def _xgrammar_may(self, spec: Normalised) -> bool:
-        return (
-            spec.tree is not None and spec.enum_values <= self._limits.enum_values and xgrammar_gap(spec.tree) is None
-        )
 
     def _accept(self, compile_: Compile, compiled: Compiled) -> Verdict:
         size = len(compiled.source.encode())
@@ -203,7 +204,7 @@ class GrammarCore:
             )
         self.counters["compiled"] += 1
         verdict = Verdict(
-            Grammar(compile_.digest, compile_.engine, compile_.spec.kind, compiled.source),
+            Grammar(compile_.digest, compile_.engines[0], compile_.spec.kind, compiled.source),
             compile_ms=compiled.compile_ms,
             memory_bytes=compiled.memory_bytes,
             first_mask_ms=compiled.first_mask_ms,
@@ -212,10 +213,11 @@ class GrammarCore:
         return verdict
 
     def _reject(self, compile_: Compile, rejected: Rejected) -> list[Answer]:
+        """The first refusal is the one that is told: it comes from the engine that knows most."""
         refused = compile_.refused or explain(rejected, compile_.spec.kind, compile_.spec.tree)
-        if compile_.engine == "llguidance" and refused.code != INVALID and self._xgrammar_may(compile_.spec):
+        if len(compile_.engines) > 1 and refused.code != INVALID:
             compile_.refused = refused
-            compile_.engine = "xgrammar"
+            del compile_.engines[0]
             self._queue.appendleft(compile_.digest)
             return []
         return self._answer(compile_, self._refuse(compile_.digest, refused))
@@ -261,6 +263,10 @@ class GrammarCore:
         for ticket in compile_.waiters:
             del self._waiting[ticket]
         return [(ticket, verdict) for ticket in compile_.waiters]
+
+
+def _spelling(spec: GrammarSpec) -> str:
+    return hashlib.sha256(f"{spec.kind}\0{spec.source}".encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _as_cached(verdict: Verdict) -> Verdict:

@@ -103,3 +103,15 @@ def load(path: str, tokenizer: TokenizerSource) -> Engine:
     module, _, name = path.partition(":")
     engine: Engine = getattr(import_module(module), name)(tokenizer)
     return engine
+
+
+def attempt(engine: Engine, task: Task) -> Outcome:
+    """Compile, with whatever the engine raises as an outcome. Running out of memory is reported in several ways."""
+    try:
+        return engine.compile(task)
+    except MemoryError:
+        return Died("memory", "MemoryError")
+    except Exception as error:
+        if "bad_alloc" in str(error):
+            return Died("memory", "bad_alloc")
+        return Rejected(f"{type(error).__name__}: {error}")

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from .dialect import Dialect, rewrite
 from .engine import Compiled, Rejected, Task, TokenizerSource
-from .formats import narrow_formats
 from .probe import Times, clear_bits, try_masks
+from .words import in_engine_words
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions  # exists in the stub only
@@ -37,10 +38,10 @@ def grammar_text(kind: str, source: str) -> str:
         ValueError: unknown kind, or a schema that llguidance's parser does not read.
     """
     if kind == "json_schema":
-        schema = json.dumps(narrow_formats(json.loads(source)), ensure_ascii=False, separators=(",", ":"))
+        schema = json.dumps(in_engine_words(json.loads(source)), ensure_ascii=False, separators=(",", ":"))
         return str(LLMatcher.grammar_from_json_schema(schema, overrides=JSON_OPTIONS))
     if kind == "regex":
-        return str(LLMatcher.grammar_from_regex(source))
+        return str(LLMatcher.grammar_from_regex(rewrite(source, Dialect.PYTHON)))
     raise ValueError(f"llguidance does not take {kind}")
 
 

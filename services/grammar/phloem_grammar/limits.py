@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from .dialect import Dialect, check_dialect, pieces
 from .refusal import INVALID, Refused, over_limit
 from .schema import Located, subschemas
 
@@ -18,6 +19,8 @@ class Limits:
     """UTF-8 bytes of the source. Real schemas of that size compile in tens of milliseconds."""
     depth: int = 64
     """Nesting of brackets in a schema's text, and of groups in a pattern. Deeper ones overflow native stacks."""
+    subschemas: int = 20_000
+    """Places where a schema stands. Bounds the walks over it, which take some 10 us a place."""
     properties: int = 5_000
     """Declared properties, summed over the schema."""
     enum_values: int = 1_000
@@ -65,7 +68,9 @@ def check_json_depth(text: str, limits: Limits) -> None:
 def check_schema(schema: Any, limits: Limits) -> Size:
     """Count a parsed schema and check each pattern in it. Raises `Refused` naming the limit and, for a pattern, where it is."""
     properties = enum_values = 0
-    for at in subschemas(schema):
+    for index, at in enumerate(subschemas(schema)):
+        if index >= limits.subschemas:
+            raise over_limit("subschemas", f"more than {limits.subschemas}", limits.subschemas)
         if not isinstance(at.schema, dict):
             continue
         declared = at.schema.get("properties")
@@ -83,36 +88,36 @@ def check_schema(schema: Any, limits: Limits) -> Size:
 def _check_patterns(at: Located, limits: Limits) -> None:
     pattern = at.schema.get("pattern")
     if isinstance(pattern, str):
-        check_regex(pattern, limits, pointer=at.child("pattern"))
+        check_regex(pattern, Dialect.ECMA, limits, pointer=at.child("pattern"))
     by_name = at.schema.get("patternProperties")
     if isinstance(by_name, dict):
         for name in by_name:
-            check_regex(name, limits, pointer=at.child("patternProperties", name))
+            check_regex(name, Dialect.ECMA, limits, pointer=at.child("patternProperties", name))
 
 
-_PIECES = re.compile(
-    r"\\[pPuUx]\{[^}]*\}"  # \p{L}, \x{41}, \u{41}: braces that count nothing
-    r"|\\."
-    r"|\[\^?\]?(?:\\.|\[:\^?\w+:\]|[^\]\\])*\]"  # a class, whose first ] may be literal
-    r"|\{(\d+)(?:,(\d*))?\}"
-    r"|[()]",
-    re.DOTALL,
-)
+def check_regex(pattern: str, dialect: Dialect, limits: Limits, *, pointer: str | None = None) -> None:
+    """Bound a pattern: its size, counted repeats and group depth; refuse NUL and what the engine would read in another sense.
 
-
-def check_regex(pattern: str, limits: Limits, *, pointer: str | None = None) -> None:
-    """Bound a pattern: its size, counted repeats and group depth; a NUL byte is refused. Raises `Refused`."""
+    Raises:
+        Refused: with ``pointer``.
+    """
     size = len(pattern.encode("utf-8", "surrogatepass"))
     if size > limits.regex_bytes:
         raise over_limit("regex_bytes", f"{size} bytes", limits.regex_bytes, pointer=pointer)
     if "\0" in pattern:
         raise Refused(INVALID, "a pattern must not contain the NUL character", keyword="pattern", pointer=pointer)
     depth = 0
-    for match in _PIECES.finditer(pattern):
-        piece = match.group()
-        depth += {"(": 1, ")": -1}.get(piece, 0)
+    for piece in pieces(pattern):
+        if piece.in_class:
+            continue
+        depth += 1 if piece.text.startswith("(") else -1 if piece.text == ")" else 0
         if depth > limits.depth:
             raise over_limit("depth", f"more than {limits.depth} nested groups", limits.depth, pointer=pointer)
-        for count in match.groups():
-            if count and (len(count) > 9 or int(count) > limits.repeat):
+        for count in _COUNTS.findall(piece.text):
+            if len(count) > 9 or int(count) > limits.repeat:
                 raise over_limit("repeat", f"count {count[:20]}", limits.repeat, pointer=pointer)
+    check_dialect(pattern, dialect, pointer)
+
+
+_COUNTS = re.compile(r"(?<=^\{)\d+|(?<=,)\d+(?=\}$)")
+"""The numbers of a piece that is a counted repeat."""

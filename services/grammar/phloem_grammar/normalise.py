@@ -12,6 +12,7 @@ import jsonschema_rs
 
 from phloem_proto.messages import GrammarSpec
 
+from .dialect import Dialect
 from .limits import Limits, check_json_depth, check_regex, check_schema, check_text
 from .refusal import INVALID, UNSUPPORTED, Refused, clip
 from .schema import Located, subschemas
@@ -51,7 +52,7 @@ def _json_object(source: str, limits: Limits) -> Normalised:
 
 def _regex(source: str, limits: Limits) -> Normalised:
     _refuse_surrogates(source)
-    check_regex(source, limits)
+    check_regex(source, Dialect.PYTHON, limits)
     return Normalised("regex", source)
 
 
@@ -62,8 +63,8 @@ def _json_schema(source: str, limits: Limits) -> Normalised:
         tree = {}
     if not isinstance(tree, dict):
         raise Refused(INVALID, f"a schema must be an object or true, not {_name(tree)}", pointer="")
-    _check_dialect(tree)
     size = check_schema(tree, limits)
+    _check_dialect(tree)
     _check_metaschema(tree)
     _drop_no_ops(tree)
     text = json.dumps(tree, ensure_ascii=False, separators=(",", ":"))

@@ -11,7 +11,7 @@ from anyio.abc import TaskGroup, TaskStatus
 
 from phloem_bus.service import Offload
 
-from .engine import ENGINES, Engine, Outcome, Rejected, Task, TokenizerSource, load
+from .engine import ENGINES, Engine, Outcome, Rejected, Task, TokenizerSource, attempt, load
 from .sandbox import ForkServer, SandboxError
 from .sandbox_wire import JobLimits, Setup
 
@@ -98,7 +98,7 @@ class InlineRunner:
     async def run(self, engine: str, task: Task) -> Outcome:
         """See `Runner.run`."""
         loaded = self._engine(engine)
-        return await self._offload(lambda: loaded.compile(task))
+        return await self._offload(lambda: attempt(loaded, task))
 
     def _engine(self, name: str) -> Engine:
         if name not in self._engines:

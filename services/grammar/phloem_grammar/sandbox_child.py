@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-from .engine import Compiled, Died, Engine, Outcome, Rejected, Task
+from .engine import Compiled, Engine, Task, attempt
 from .sandbox_wire import JobLimits, pack
 
 STDERR_MAX = 64 * 1024
@@ -35,7 +35,7 @@ def run_job(
         _lower(priority)
         baseline = resident_bytes(os.getpid())
         _limit(limits)
-        outcome = _attempt(engine, task)
+        outcome = attempt(engine, task)
         if isinstance(outcome, Compiled):
             grown = max(0, _peak_bytes() - baseline)
             outcome = Compiled(outcome.source, outcome.compile_ms, outcome.first_mask_ms, outcome.mask_ms, grown)
@@ -43,18 +43,6 @@ def run_job(
         status = 0
     finally:
         os._exit(status)
-
-
-def _attempt(engine: Engine, task: Task) -> Outcome:
-    """Any exception of an engine is an outcome. Running out of memory is one that engines report in their own ways."""
-    try:
-        return engine.compile(task)
-    except MemoryError:
-        return Died("memory", "MemoryError")
-    except Exception as error:
-        if "bad_alloc" in str(error):
-            return Died("memory", "bad_alloc")
-        return Rejected(f"{type(error).__name__}: {error}")
 
 
 def _detach(parent: int, result_fd: int, output_fd: int) -> None:
