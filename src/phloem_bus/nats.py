@@ -19,7 +19,8 @@ from nats.aio.subscription import Subscription as NatsSubscription
 from .bus import RawMessage
 from .errors import ConfigError, Disconnected, NoResponders, NotAllowed, PayloadTooLarge, TimedOut
 from .mailbox import Mailbox
-from .nats_client import PENDING_BYTES, NatsOptions, Refused, close_client, open_client, violation
+from .nats_client import PENDING_BYTES, NatsOptions, Refused, close_client, open_client, round_trip, violation
+from .patterns import check_subject
 
 _log = logging.getLogger("phloem.bus")
 
@@ -125,6 +126,7 @@ class NatsBus:
     async def publish(self, subject: str, data: bytes, *, reply: str | None = None) -> None:
         """As `Bus.publish`. Waits up to ``STALL_S`` when the server takes bytes more slowly than we have them."""
         await checkpoint_if_cancelled()
+        check_subject(subject, wildcards=False)
         client = self._usable()
         if len(data) > self._max_payload:  # we send no headers, which the server would count as well
             raise PayloadTooLarge(len(data), self._max_payload)
@@ -132,8 +134,6 @@ class NatsBus:
             await self._wait_for_room(client)
         try:
             await client.publish(subject, data, reply=reply or "")
-        except nats.errors.BadSubjectError:
-            raise ValueError(f"not a subject: {subject!r}") from None
         except nats.errors.Error as error:
             raise Disconnected(str(error)) from error
 
@@ -145,6 +145,7 @@ class NatsBus:
             NotAllowed: the broker forbids this user that subject.
             ValueError: it is no subject.
         """
+        check_subject(subject, wildcards=True)
         mailbox = _NatsMailbox(self, subject, queue, capacity)
         client = self._usable()
         self._mailboxes.append(mailbox)
@@ -155,8 +156,6 @@ class NatsBus:
                 raise NotAllowed(f"the broker forbids this user to receive {subject}")
         except BaseException as error:
             await mailbox.aclose()
-            if isinstance(error, nats.errors.BadSubjectError):
-                raise ValueError(f"not a subject: {subject!r}") from None
             if isinstance(error, nats.errors.Error):
                 raise Disconnected(str(error)) from error
             raise
@@ -182,7 +181,7 @@ class NatsBus:
         client = self._usable()
         try:
             with anyio.fail_after(FLUSH_S):
-                await client.flush()
+                await round_trip(client)
         except (nats.errors.Error, TimeoutError, OSError) as error:
             raise Disconnected("the broker does not answer") from error
 
@@ -277,7 +276,7 @@ class NatsBus:
         for mailbox in list(self._mailboxes):
             await mailbox.attach(client)
         with anyio.fail_after(FLUSH_S):
-            await client.flush()
+            await round_trip(client)
         self._max_payload = client.max_payload
         self._connected_since = anyio.current_time()
         self._ready = True

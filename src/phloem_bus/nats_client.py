@@ -136,6 +136,19 @@ async def open_client(
     return client
 
 
+async def round_trip(client: Client) -> None:
+    """Return once the server has everything that was given to ``client``. Give it a deadline.
+
+    nats-py's ``flush`` writes its PING past what is still buffered, so that the answer may come before a SUB or PUB has even left. The
+    buffer must be empty first, and nothing tells when it is.
+    """
+    pause = 0.0
+    while client.pending_data_size > 0 and client.is_connected:
+        await anyio.sleep(pause)
+        pause = min(pause + 0.0001, 0.005)
+    await client.flush()
+
+
 async def close_client(client: Client) -> None:
     """Close within ``CLOSE_S``, whatever state the connection is in."""
     with anyio.CancelScope(shield=True):
