@@ -1,0 +1,73 @@
+"""Who may come in: the scheduler's credits and our own bound, decided before any work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from phloem_proto.messages import Load
+
+from .errors import ApiError
+
+
+@dataclass(slots=True)
+class Ticket:
+    """One admitted request's share. Release it exactly once; `started` when its first token is here."""
+
+    admission: Admission
+    bytes: int
+    released: bool = False
+
+    def resize(self, size: int) -> None:
+        """The exact number of prompt bytes, once it is known."""
+        if not self.released and self.bytes:
+            self.admission.waiting_bytes += size - self.bytes
+            self.bytes = size
+
+    def started(self) -> None:
+        """The prompt is not waiting any more."""
+        self.admission.waiting_bytes -= self.bytes
+        self.bytes = 0
+
+    def release(self) -> None:
+        """The request is over. Calling it again changes nothing."""
+        if not self.released:
+            self.released = True
+            self.started()
+            self.admission.requests -= 1
+
+
+class Admission:
+    """Counts what is live here against what the scheduler grants each gateway.
+
+    Args:
+        max_live: most live requests of this gateway, whatever the scheduler grants (each has buffers and a task here).
+    """
+
+    def __init__(self, max_live: int) -> None:
+        self.max_live = max_live
+        self.requests = 0
+        self.waiting_bytes = 0
+
+    def take(self, sizes: list[int], load: Load) -> list[Ticket]:
+        """Tickets for several requests at once, all or none.
+
+        Args:
+            sizes: bytes of prompt ids per request (known or estimated).
+            load: the scheduler's latest.
+
+        Raises:
+            ApiError: ``rate_limit_exceeded`` with the time after which to come back.
+        """
+        retry = (load.retry_after_ms or 1000) / 1000.0
+        if self.requests + len(sizes) > min(self.max_live, load.credit_requests):
+            raise ApiError(
+                "rate_limit_exceeded", "Too many requests are being served. Try again later.", retry_after_s=retry
+            )
+        # A prompt larger than the whole grant still gets in when nothing else waits: otherwise it never would.
+        if self.waiting_bytes and self.waiting_bytes + sum(sizes) > load.credit_bytes:
+            raise ApiError(
+                "rate_limit_exceeded", "Too much prompt text is waiting. Try again later.", retry_after_s=retry
+            )
+        self.requests += len(sizes)
+        self.waiting_bytes += sum(sizes)
+        return [Ticket(self, size) for size in sizes]

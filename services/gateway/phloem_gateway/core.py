@@ -1,0 +1,184 @@
+"""The life of requests at the gateway, without I/O: frames in, ends exactly once, what to open again, what to cancel.
+
+First end wins: a choice's end comes with a detokeniser's frame, or from `end` (deadline, abort, failed recovery). Whatever arrives later
+for that choice is dropped and counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from phloem_proto.codec import unpack_ids
+from phloem_proto.messages import Cancel, End, LiveRequest, Text, TextFrame
+from phloem_proto.subjects import Role
+
+from .live import Live
+
+UNKNOWN_TWICE = 2
+"""A request that two reconciles in a row did not find is opened again: one miss may be a race with its `Open`."""
+
+
+class Core:
+    """All live requests of a gateway.
+
+    Args:
+        byte_budget: bytes that one client may leave unread before it is cut.
+    """
+
+    def __init__(self, byte_budget: int) -> None:
+        self.byte_budget = byte_budget
+        self.live: dict[bytes, Live] = {}
+        self.dropped: dict[str, int] = {}
+        """Frames that changed nothing, by reason."""
+
+    # --- Coming and going -------------------------------------------------------------------------------------------
+
+    def add(self, live: Live) -> None:
+        """A request whose first attempt is about to be made."""
+        self.live[live.rid] = live
+
+    def remove(self, rid: bytes) -> list[tuple[Role, str, Cancel]]:
+        """Forget a request (finished or given up) and say whom to tell. Calling it again returns nothing."""
+        live = self.live.pop(rid, None)
+        if live is None:
+            return []
+        live.ticket.release()
+        cancel = Cancel(rid, live.attempt)
+        told: list[tuple[Role, str, Cancel]] = []
+        if live.scheduler is not None:
+            told.append((Role.SCHEDULER, live.scheduler[0], cancel))
+        if live.detokeniser:
+            told.append((Role.TOKENIZER, live.detokeniser, cancel))
+        return told
+
+    def end(self, live: Live, end: End) -> bool:
+        """End every choice that has no end yet. Returns whether that changed anything."""
+        changed = False
+        for index, child in enumerate(live.children):
+            if child.end is None:
+                child.end, changed = end, True
+                live.put(TextFrame(live.rid, live.attempt, index, len(child.ids), b"", "", end))
+        return changed
+
+    # --- Output -----------------------------------------------------------------------------------------------------
+
+    def text(self, detokeniser: str, message: Text, now: float) -> tuple[list[Live], list[Live]]:
+        """Apply a detokeniser's frames.
+
+        Returns:
+            Requests whose clients have something to take, and requests to open again (a frame was missing), each in order.
+        """
+        touched: dict[bytes, Live] = {}
+        again: dict[bytes, Live] = {}
+        for frame in message.frames:
+            live = self.live.get(frame.rid)
+            reason = self._refusal(live, detokeniser, frame)
+            if live is not None and reason == "":
+                self._apply(live, frame, now)
+                touched[live.rid] = live
+            else:
+                self.dropped[reason] = self.dropped.get(reason, 0) + 1
+                if live is not None and reason == "gap" and self._lose(live):
+                    again[live.rid] = live
+        return list(touched.values()), list(again.values())
+
+    def over_budget(self, live: Live) -> bool:
+        """Whether its client has left too much unread."""
+        return live.pending_bytes > self.byte_budget
+
+    def _refusal(self, live: Live | None, detokeniser: str, frame: TextFrame) -> str:
+        """Why a frame can't be applied; "" if it can."""
+        if live is None:
+            return "unknown"
+        if live.detokeniser != detokeniser or frame.attempt != live.attempt:
+            return "stale"
+        if frame.child >= len(live.children) or len(frame.ids) % 4:
+            return "malformed"
+        child = live.children[frame.child]
+        if child.end is not None:
+            return "after_end"
+        held, count = len(child.ids), len(frame.ids) // 4
+        if frame.offset == held:
+            return ""
+        return "duplicate" if frame.offset + count <= held and frame.end is None else "gap"
+
+    def _apply(self, live: Live, frame: TextFrame, now: float) -> None:
+        child = live.children[frame.child]
+        child.ids.extend(unpack_ids(frame.ids))
+        child.end = frame.end
+        live.cached_tokens = max(live.cached_tokens, frame.cached_tokens)
+        if live.first_token is None:
+            live.first_token = now
+            live.ticket.started()
+        live.put(frame)
+
+    # --- Trouble: what to open again --------------------------------------------------------------------------------
+
+    def lost(self, rids: Iterable[bytes]) -> list[Live]:
+        """Requests that a scheduler or detokeniser gave up."""
+        known = (self.live.get(rid) for rid in rids)
+        return [live for live in known if live is not None and self._lose(live)]
+
+    def detokeniser_gone(self, instance: str) -> list[Live]:
+        """Requests whose text came from ``instance``."""
+        return self._lose_where(lambda live: live.detokeniser == instance)
+
+    def scheduler_gone(self, instance: str, incarnation: int) -> list[Live]:
+        """Requests that this process of a scheduler drove."""
+        return self._lose_where(lambda live: live.scheduler == (instance, incarnation))
+
+    def leader_changed(self, instance: str, incarnation: int) -> list[Live]:
+        """Requests that another scheduler than the new leader drove."""
+        return self._lose_where(lambda live: live.scheduler not in (None, (instance, incarnation)))
+
+    def _lose_where(self, condition: Callable[[Live], bool]) -> list[Live]:
+        return [live for live in list(self.live.values()) if condition(live) and self._lose(live)]
+
+    def _lose(self, live: Live) -> bool:
+        """Void the current attempt. True if nobody is opening it already."""
+        if live.ended:
+            return False
+        if live.opening:
+            live.lost_again = True
+            return False
+        live.opening = True
+        return True
+
+    def begin_attempt(self, live: Live, detokeniser: str, scheduler: tuple[str, int]) -> int:
+        """Count a new attempt, to be made at these two. Frames of earlier attempts are stale from here on."""
+        live.attempt += 1
+        live.detokeniser, live.scheduler = detokeniser, scheduler
+        live.opening, live.lost_again, live.unknown = True, False, 0
+        return live.attempt
+
+    def opened(self, live: Live) -> bool:
+        """The attempt was accepted. False if it was lost meanwhile: make another."""
+        if live.lost_again:
+            return False
+        live.opening = False
+        return True
+
+    # --- Reconcile --------------------------------------------------------------------------------------------------
+
+    def reconcile(self, per_message: int) -> Iterator[list[LiveRequest]]:
+        """What we hold, in parts; one empty part when that is nothing (the scheduler then cancels whatever it has of ours)."""
+        held = [
+            LiveRequest(live.rid, live.attempt, live.offsets())
+            for live in self.live.values()
+            if live.attempt and not live.ended
+        ]
+        for start in range(0, max(len(held), 1), per_message):
+            yield held[start : start + per_message]
+
+    def reconciled(self, asked: list[LiveRequest], unknown: Iterable[bytes]) -> list[Live]:
+        """The scheduler's answer to one part. Returns requests to open again."""
+        missing = dict.fromkeys(unknown)
+        again = []
+        for request in asked:
+            live = self.live.get(request.rid)
+            if live is None or live.opening or live.attempt != request.attempt:
+                continue
+            live.unknown = live.unknown + 1 if request.rid in missing else 0
+            if live.unknown >= UNKNOWN_TWICE and self._lose(live):
+                again.append(live)
+        return again

@@ -1,0 +1,326 @@
+"""The gateway's working parts, joined: admission, tokenising, opening, output, recovery and reconcile. Both edges call this."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterable
+
+import anyio
+from anyio.abc import TaskGroup
+
+from phloem_bus.errors import BusError
+from phloem_bus.link import Link
+from phloem_bus.presence import Peer, Presence
+from phloem_proto.messages import End, LiveReply, Lost, Message, SamplingParams, Text
+from phloem_proto.messages import Live as LiveMessage
+from phloem_proto.subjects import Role
+
+from .admission import Admission, Ticket
+from .answer import Answer, deadline_exceeded
+from .backends import Backends
+from .checks import ModelFacts, fits
+from .config import GatewayConfig
+from .core import Core
+from .errors import ApiError
+from .live import Child, Live
+from .metrics import Metrics
+from .opener import Opener
+from .request import Generation
+from .texts import Texts
+
+RECONCILE_S = 2.0
+PER_RECONCILE = 2000
+"""Requests per reconcile message: some 100 KB each."""
+OUTBOX = 16384
+"""Cancels waiting for the bus. What overflows is repaired by the next reconcile, which no longer names those requests."""
+
+_log = logging.getLogger("phloem.gateway")
+
+
+class Gateway:
+    """All there is between the edges and the bus. `run` must run beside the edges.
+
+    Args:
+        presence: ours, watching schedulers and tokenizers.
+        rng: draws rids and seeds.
+    """
+
+    def __init__(
+        self, config: GatewayConfig, presence: Presence, model: str, metrics: Metrics, rng: random.Random
+    ) -> None:
+        self.config = config
+        self.metrics = metrics
+        self.backends = Backends(presence, model)
+        self.texts = Texts(self.backends)
+        self.core = Core(config.byte_budget)
+        self.admission = Admission(config.max_live)
+        self.opener = Opener(self.core, self.backends, metrics, presence.node.instance, self._tell)
+        self._node = presence.node
+        self._rng = rng
+        self._answers: dict[bytes, Answer] = {}
+        self._calls: dict[int, Answer] = {}
+        self._closed = anyio.Event()
+        self._tasks: TaskGroup | None = None
+        self._outbox_in, self._outbox = anyio.create_memory_object_stream[tuple[Role, str, Message]](OUTBOX)
+        self._leader: tuple[str, int] | None = None
+
+    # --- For the edges ----------------------------------------------------------------------------------------------
+
+    def answer(
+        self, generations: tuple[Generation, ...], owner: str, request_id: str, timeout_s: float | None = None
+    ) -> Answer:
+        """A client's call; see `Answer` for how to use it. ``timeout_s`` can only shorten the configured deadline."""
+        limit = self.config.request_timeout_s
+        wait = limit if timeout_s is None else min(limit, timeout_s)
+        return Answer(self, generations, owner, request_id, anyio.current_time() + wait)
+
+    @property
+    def facts(self) -> ModelFacts:
+        """The model as peers describe it."""
+        return self.backends.facts()
+
+    def abort(self, owner: str, request_id: str) -> int:
+        """End the live calls of ``owner`` with this request id; returns how many there were."""
+        found = [a for a in self._calls.values() if a.owner == owner and a.request_id == request_id]
+        for answer in found:
+            answer.aborted = True
+            self._end(answer, End("abort", code="aborted", message="The request was aborted."))
+        return len(found)
+
+    def has_call(self, owner: str, request_id: str) -> bool:
+        """Whether a live call of ``owner`` has this request id."""
+        return any(a.owner == owner and a.request_id == request_id for a in self._calls.values())
+
+    async def wait_idle(self) -> None:
+        """Return once no call is live."""
+        while self._calls:
+            self._closed = anyio.Event()
+            await self._closed.wait()
+
+    def end_all(self, message: str) -> None:
+        """End every live call with ``service_unavailable``: the server stops."""
+        for answer in list(self._calls.values()):
+            self._end(answer, End("error", code="unavailable", message=message))
+
+    # --- For `Answer` -----------------------------------------------------------------------------------------------
+
+    def register(self, answer: Answer) -> None:
+        """A call begins."""
+        self._calls[id(answer)] = answer
+
+    def close(self, answer: Answer) -> None:
+        """A call is over: whatever still runs for it is cancelled at once."""
+        self._calls.pop(id(answer), None)
+        self._closed.set()
+        now = anyio.current_time()
+        for live in answer.lives:
+            self._answers.pop(live.rid, None)
+            self._count(live, answer, now)
+            self._tell(self.core.remove(live.rid))
+
+    def expire(self, answer: Answer) -> None:
+        """The deadline passed."""
+        late = deadline_exceeded()
+        self._end(answer, End("error", code="deadline", message=late.message))
+
+    async def start(self, answer: Answer) -> None:
+        """Admit, tokenise and open ``answer``'s generations. Raises `ApiError`."""
+        leader = self.backends.require()
+        tickets = self.admission.take([g.prompt_bytes for g in answer.generations], leader.load)
+        try:
+            prompts, tokenizer = await self.texts.prompts(answer.generations, answer.deadline)
+            facts = self.facts
+            for generation, ids in zip(answer.generations, prompts, strict=True):
+                fits(generation.prompt_param, len(ids) // 4, facts)
+        except BaseException:
+            for ticket in tickets:
+                ticket.release()
+            raise
+        for generation, ids, ticket in zip(answer.generations, prompts, tickets, strict=True):
+            self._add(answer, generation, ids, ticket, facts)
+        await self._open_all(answer, tokenizer)
+
+    def _add(self, answer: Answer, generation: Generation, ids: bytes, ticket: Ticket, facts: ModelFacts) -> None:
+        ticket.resize(len(ids))
+        wanted = generation.sampling
+        seed = self._rng.getrandbits(63) if wanted.seed is None else wanted.seed
+        live = Live(
+            rid=self._rng.randbytes(16),
+            generation=generation,
+            prompt=ids,
+            params=sampling_params(generation, len(ids) // 4, facts),
+            seed=seed,
+            arrival=answer.arrival,
+            deadline=answer.deadline,
+            ticket=ticket,
+            children=[Child() for _ in range(wanted.n)],
+        )
+        answer.lives.append(live)
+        self._answers[live.rid] = answer
+        self.core.add(live)
+        self.metrics.live.set(len(self.core.live))
+
+    async def _open_all(self, answer: Answer, tokenizer: str) -> None:
+        failures: list[ApiError] = []
+
+        async def one(live: Live) -> None:
+            try:
+                await self.opener.open(live, self.config.patience_s, prefer=tokenizer)
+            except ApiError as error:
+                failures.append(error)
+                tasks.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as tasks:
+            for live in answer.lives:
+                tasks.start_soon(one, live)
+        if failures:
+            raise failures[0]
+
+    # --- Output -----------------------------------------------------------------------------------------------------
+
+    def on_text(self, link: Link, message: Text) -> None:
+        """A detokeniser's frames."""
+        touched, again = self.core.text(link.peer_instance, message, anyio.current_time())
+        self._wake(touched)
+        self._reopen(again)
+
+    def _wake(self, lives: Iterable[Live]) -> None:
+        for live in lives:
+            answer = self._answers[live.rid]
+            if self.core.over_budget(live):
+                answer.cut_off()
+            answer.wake()
+
+    def _end(self, answer: Answer, end: End) -> None:
+        for live in answer.lives:
+            self.core.end(live, end)
+        answer.wake()
+
+    def _tell(self, messages: Iterable[tuple[Role, str, Message]]) -> None:
+        for item in messages:
+            try:
+                self._outbox_in.send_nowait(item)
+            except (anyio.WouldBlock, anyio.BrokenResourceError):
+                pass  # the next reconcile tells it
+        self.metrics.live.set(len(self.core.live))
+
+    def _count(self, live: Live, answer: Answer, now: float) -> None:
+        metrics = self.metrics
+        metrics.prompt_tokens.inc(live.prompt_tokens)
+        metrics.cached_tokens.inc(max(live.cached_tokens, 0))
+        metrics.completion_tokens.inc(live.completion_tokens)
+        if live.first_token is not None:
+            metrics.first_token.observe(live.first_token - live.arrival)
+        if live.ended:
+            metrics.latency.observe(now - live.arrival)
+        else:
+            metrics.cancelled.labels("slow_client" if answer.cut else "client_gone").inc()
+
+    # --- Recovery ---------------------------------------------------------------------------------------------------
+
+    def on_lost(self, message: Lost) -> None:
+        """A scheduler or detokeniser gave requests up."""
+        self._reopen(self.core.lost(message.rids))
+
+    def on_detokeniser_gone(self, instance: str) -> None:
+        """A detokeniser's link is gone."""
+        self._reopen(self.core.detokeniser_gone(instance))
+
+    def on_scheduler_gone(self, peer: Peer) -> None:
+        """A scheduler is gone."""
+        self._reopen(self.core.scheduler_gone(peer.instance, peer.incarnation))
+
+    def on_scheduler_change(self) -> None:
+        """A scheduler came, or changed its state or term: requests of a former leader move to the new one."""
+        leader = self.backends.leader()
+        if leader is None or self._leader == (leader.instance, leader.incarnation):
+            return
+        self._leader = (leader.instance, leader.incarnation)
+        self._reopen(self.core.leader_changed(*self._leader))
+
+    def _reopen(self, lives: Iterable[Live]) -> None:
+        for live in lives:
+            assert self._tasks is not None
+            self._tasks.start_soon(self._open_again, live)
+
+    async def _open_again(self, live: Live) -> None:
+        """Open elsewhere with what we hold; a request that can't be opened in time ends with an error."""
+        try:
+            await self.opener.open(live, self.config.recover_s, persistent=True)
+        except ApiError as error:
+            if live.rid in self.core.live:
+                code = {"service_unavailable": "unavailable", "deadline_exceeded": "deadline"}.get(
+                    error.code, "internal"
+                )
+                _log.warning(
+                    "a request could not be opened again: %s", error.code, extra={"request_id": live.rid.hex()[:8]}
+                )
+                self.core.end(live, End("error", code=code, message=error.message))
+                self._answers[live.rid].wake()
+
+    # --- Tasks ------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Send, reconcile and recover until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            self._tasks = tasks
+            tasks.start_soon(self._send)
+            tasks.start_soon(self._reconcile)
+
+    async def _send(self) -> None:
+        async for role, instance, message in self._outbox:
+            try:
+                await self._node.send(role, instance, message)
+            except BusError:
+                pass  # the bus is down: reconcile repairs it when it is back
+
+    async def _reconcile(self) -> None:
+        while True:
+            await anyio.sleep(RECONCILE_S)
+            leader = self.backends.leader()
+            if leader is None or not self._node.bus.connected:
+                continue
+            for reason, count in self.core.dropped.items():
+                self.metrics.dropped.labels(reason).set(count)
+            parts = list(self.core.reconcile(PER_RECONCILE))
+            for index, part in enumerate(parts):
+                try:
+                    reply = await self._node.call(
+                        Role.SCHEDULER,
+                        leader.instance,
+                        LiveMessage(tuple(part), index, len(parts)),
+                        LiveReply,
+                        timeout=1.0,
+                    )
+                except BusError:
+                    break
+                self._reopen(self.core.reconciled(part, reply.unknown))
+
+
+def sampling_params(generation: Generation, prompt_tokens: int, facts: ModelFacts) -> SamplingParams:
+    """The bus's form of a generation's wishes, ``max_tokens`` cut to the context."""
+    wanted = generation.sampling
+    room = facts.context_length - prompt_tokens if facts.context_length else None
+    max_tokens = wanted.max_tokens
+    if max_tokens is None:
+        max_tokens = 16 if room is None else room
+    elif room is not None:
+        max_tokens = min(max_tokens, room)
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=wanted.temperature,
+        top_p=wanted.top_p,
+        top_k=wanted.top_k,
+        min_p=wanted.min_p,
+        frequency_penalty=wanted.frequency_penalty,
+        presence_penalty=wanted.presence_penalty,
+        repetition_penalty=wanted.repetition_penalty,
+        min_tokens=min(wanted.min_tokens, max_tokens),
+        stop_token_ids=wanted.stop_token_ids,
+        ignore_eos=wanted.ignore_eos,
+        logit_bias=wanted.logit_bias,
+        logprobs=generation.logprobs,
+        prompt_logprobs=generation.prompt_logprobs,
+        logprob_start=min(generation.logprob_start, max(prompt_tokens - 1, 0)),
+    )

@@ -1,0 +1,222 @@
+"""The gRPC methods. Thin: checks and work are the gateway's; here are only conversions and status codes."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn, TypeVar
+
+import anyio
+import grpc
+import grpc.aio
+
+from phloem_proto.codec import pack_ids, unpack_ids
+from phloem_proto.subjects import Role
+from phloem_proto.v1 import phloem_pb2 as pb
+from phloem_proto.v1 import phloem_pb2_grpc
+
+from . import checks, grpc_convert
+from .answer import Answer, failure
+from .auth import Keys
+from .errors import ApiError, internal
+from .gateway import Gateway
+from .http_native import MAX_FLUSH_S, flush
+from .limits import MAX_REQUEST_ID_CHARS
+from .parse_openai import known_model
+from .serving import SlowClient
+
+Request = TypeVar("Request")
+Context = grpc.aio.ServicerContext[Any, Any]
+Method = Callable[["Servicer", Any, Context, str], Awaitable[Any]]
+
+ABORT_S = 2.0
+"""How long a status may wait behind what a client has not read."""
+_log = logging.getLogger("phloem.gateway.grpc")
+
+
+def guarded(method: Method) -> Callable[[Servicer, Any, Context], Awaitable[Any]]:
+    """Check the key, turn errors into status codes, write the log line. ``method`` also gets the caller's owner."""
+
+    @functools.wraps(method)
+    async def wrapper(self: Servicer, request: Any, context: Context) -> Any:
+        begun, outcome = time.perf_counter(), "OK"
+        ident = _metadata(context, "x-request-id") or getattr(request, "request_id", "")
+        context_id = ident if 0 < len(ident) <= MAX_REQUEST_ID_CHARS and ident.isprintable() else self.draw_id()
+        try:
+            owner = self.keys.owner(_metadata(context, "authorization"))
+            return await method(self, request, context, owner)
+        except ApiError as error:
+            outcome = error.grpc_status
+            await _abort(context, error)
+        except SlowClient:
+            outcome = "RESOURCE_EXHAUSTED"
+            await _abort(context, ApiError("rate_limit_exceeded", "The client did not read its output fast enough."))
+        except anyio.get_cancelled_exc_class():
+            outcome = "CANCELLED"
+            raise
+        except Exception as error:
+            if isinstance(error, grpc.aio.AbortError):
+                raise
+            outcome = "INTERNAL"
+            _log.exception("unexpected error", extra={"request_id": context_id})
+            await _abort(context, internal())
+        finally:
+            name = method.__name__
+            self.gateway.metrics.responses.labels(f"grpc:{name}", outcome).inc()
+            taken = 1000 * (time.perf_counter() - begun)
+            _log.info("%s %s %.1f ms", name, outcome, taken, extra={"request_id": context_id})
+
+    return wrapper
+
+
+def _metadata(context: Context, name: str) -> str:
+    for key, value in context.invocation_metadata() or ():
+        if key == name:
+            return value if isinstance(value, str) else value.decode("latin-1")
+    return ""
+
+
+async def _abort(context: Context, error: ApiError) -> NoReturn:
+    """End the call with ``error``'s status; code, field and retry time go into the trailing metadata."""
+    trailing = [("phloem-error-code", error.code)]
+    if error.param is not None:
+        trailing.append(("phloem-error-param", error.param.encode("ascii", "replace").decode()))
+    if error.retry_after is not None:
+        trailing.append(("retry-after", str(error.retry_after)))
+    with anyio.move_on_after(ABORT_S):
+        await context.abort(grpc.StatusCode[error.grpc_status], error.message, tuple(trailing))
+    raise grpc.aio.AbortError("the client does not read")
+
+
+class Servicer(phloem_pb2_grpc.PhloemServicer):
+    """``phloem.v1.Phloem``.
+
+    Args:
+        rng: draws request ids.
+    """
+
+    def __init__(self, gateway: Gateway, keys: Keys, rng: random.Random) -> None:
+        self.gateway = gateway
+        self.keys = keys
+        self._rng = rng
+
+    def draw_id(self) -> str:
+        """A request id for a client that gave none."""
+        return f"req-{self._rng.randbytes(12).hex()}"
+
+    @guarded
+    async def Generate(self, request: pb.GenerateRequest, context: Context, owner: str) -> None:
+        gateway = self.gateway
+        wanted = grpc_convert.generation(request, gateway.facts, max_choices=gateway.config.max_choices)
+        ident = self._ident(request, owner)
+        async with gateway.answer((wanted,), owner, ident, context.time_remaining()) as answer:
+            await answer.start()
+            with answer.scope:
+                await context.send_initial_metadata((("x-request-id", ident),))
+                await _stream(answer, context, ident)
+            if answer.scope.cancelled_caught:
+                raise SlowClient
+
+    def _ident(self, request: pb.GenerateRequest, owner: str) -> str:
+        if not request.HasField("request_id"):
+            return self.draw_id()
+        ident = request.request_id
+        if not (0 < len(ident) <= MAX_REQUEST_ID_CHARS and ident.isascii() and ident.isprintable()):
+            raise checks.invalid("request_id", f"1 to {MAX_REQUEST_ID_CHARS} printable ASCII characters")
+        if self.gateway.has_call(owner, ident):
+            raise ApiError("duplicate_request_id", "A request with this id is live.", param="request_id")
+        return ident
+
+    @guarded
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Context, owner: str) -> pb.TokenizeResponse:
+        known_model(request.model if request.HasField("model") else None, self.gateway.facts)
+        kind = request.WhichOneof("input")
+        if kind is None:
+            raise ApiError("missing_required_parameter", "Give one of 'text' and 'chat'.", param="input")
+        ids, _ = await self.gateway.texts.encode(
+            (request.text,) if kind == "text" else (),
+            grpc_convert.chat(request.chat) if kind == "chat" else (),
+            add_special_tokens=request.add_special_tokens or not request.HasField("add_special_tokens"),
+            template_kwargs=grpc_convert.template_kwargs(request.chat) if kind == "chat" else "",
+            deadline=self._deadline(context),
+            params={"texts": "text", "messages": "chat.messages"},
+        )
+        return pb.TokenizeResponse(token_ids=unpack_ids(ids[0]))
+
+    @guarded
+    async def Detokenize(self, request: pb.DetokenizeRequest, context: Context, owner: str) -> pb.DetokenizeResponse:
+        facts = self.gateway.facts
+        known_model(request.model if request.HasField("model") else None, facts)
+        packed = pack_ids(checks.token_ids("token_ids", list(request.token_ids), facts))
+        texts = await self.gateway.texts.decode(
+            (packed,), skip_special_tokens=request.skip_special_tokens, deadline=self._deadline(context)
+        )
+        return pb.DetokenizeResponse(text=texts[0])
+
+    @guarded
+    async def Abort(self, request: pb.AbortRequest, context: Context, owner: str) -> pb.AbortResponse:
+        return pb.AbortResponse(aborted=sum(self.gateway.abort(owner, ident) for ident in request.request_ids))
+
+    @guarded
+    async def GetModelInfo(
+        self, request: pb.GetModelInfoRequest, context: Context, owner: str
+    ) -> pb.GetModelInfoResponse:
+        facts = self.gateway.facts
+        leader = self.gateway.backends.leader()
+        profiles = [] if leader is None else [leader.profile]
+        profiles += [peer.profile for peer in self.gateway.backends.presence.peers(Role.TOKENIZER)]
+        return pb.GetModelInfoResponse(
+            model=facts.name,
+            context_length=facts.context_length,
+            vocab_size=facts.vocab_size,
+            model_digest=next((p.model_digest for p in profiles if p.model_digest), ""),
+            tokenizer_digest=next((p.tokenizer_digest for p in profiles if p.tokenizer_digest), ""),
+        )
+
+    @guarded
+    async def GetLoads(self, request: pb.GetLoadsRequest, context: Context, owner: str) -> pb.GetLoadsResponse:
+        shown = [
+            pb.SchedulerLoad(
+                instance=peer.instance,
+                leading=peer.term > 0,
+                workers=peer.load.workers,
+                running_requests=peer.load.running,
+                waiting_requests=peer.load.waiting,
+                waiting_uncached_tokens=peer.load.waiting_tokens,
+                pages_total=peer.load.pages_total,
+                pages_free=peer.load.pages_free,
+                pages_cached=peer.load.pages_cached,
+                pages_used=peer.load.pages_used,
+            )
+            for peer in self.gateway.backends.presence.peers(Role.SCHEDULER)
+        ]
+        return pb.GetLoadsResponse(schedulers=shown, gateway_live_requests=len(self.gateway.core.live))
+
+    @guarded
+    async def FlushCache(self, request: pb.FlushCacheRequest, context: Context, owner: str) -> pb.FlushCacheResponse:
+        timeout_s = checks.within("timeout_seconds", request.timeout_seconds, 0.0, MAX_FLUSH_S, 0.0)
+        return pb.FlushCacheResponse(flushed_pages=await flush(self.gateway, timeout_s))
+
+    def _deadline(self, context: Context) -> float:
+        """Clock time by which the caller wants its answer."""
+        limit = self.gateway.config.request_timeout_s
+        left = context.time_remaining()
+        return anyio.current_time() + (limit if left is None else min(left, limit))
+
+
+async def _stream(answer: Answer, context: Context, ident: str) -> None:
+    """Write chunks and completions until every choice has ended. Raises `ApiError` for an end that is an error."""
+    while not answer.finished:
+        for _, frame in await answer.take():
+            made = grpc_convert.chunk(ident, frame)
+            if made is not None:
+                await context.write(made)
+            if frame.end is None:
+                continue
+            error = failure(frame.end, answer.generations[0]) if frame.end.reason == "error" else None
+            if error is not None:
+                raise error
+            await context.write(grpc_convert.complete(ident, frame.child, frame.end, answer.lives[0]))

@@ -1,0 +1,101 @@
+"""uvicorn, embedded: our socket, our signals, and a way to break a connection."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+from collections.abc import Iterator
+
+import anyio
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from phloem_bus.errors import ConfigError
+
+from .exchange import ABORT
+
+BACKLOG = 2048
+"""Connections that wait to be accepted: bursts of benchmark clients."""
+
+
+class _Protocol(HttpToolsProtocol):
+    """Offers handlers `ABORT`: closing would wait for a client that does not read."""
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["extensions"] = {ABORT: {"call": self.transport.abort}}
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to whoever runs the service."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class HttpServer:
+    """Serves ``app`` until `stop`. asyncio only (uvicorn is).
+
+    Args:
+        drain_s: how long open connections may take to finish after `stop`.
+
+    Raises:
+        ConfigError: the address can't be used.
+    """
+
+    def __init__(self, app: ASGIApp, host: str, port: int, drain_s: float) -> None:
+        self._socket = bind(host, port, "--http-port")
+        self.port: int = self._socket.getsockname()[1]
+        config = uvicorn.Config(
+            app,
+            http=_Protocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            backlog=BACKLOG,
+            timeout_graceful_shutdown=max(1, round(drain_s)),
+        )
+        self._server = _Server(config)
+
+    async def run(self) -> None:
+        """Serve; returns after `stop` once connections are closed. Cancelling it closes everything at once."""
+        try:
+            await self._server.serve(sockets=[self._socket])
+        except anyio.get_cancelled_exc_class():
+            self._server.force_exit = True
+            for connection in list(self._server.server_state.connections):
+                connection.transport.abort()
+            raise
+        finally:
+            self._socket.close()
+
+    def close(self) -> None:
+        """Give the port up without having served."""
+        self._socket.close()
+
+    def stop(self) -> None:
+        """Take no more connections and let `run` return."""
+        self._server.should_exit = True
+
+
+def bind(host: str, port: int, setting: str) -> socket.socket:
+    """A bound socket (port 0 = any free one). Raises `ConfigError` in one line when the address is taken or unknown."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+    except OSError as error:
+        sock.close()
+        raise ConfigError(setting, _why(port, error)) from None
+    return sock
+
+
+def _why(port: int, error: OSError) -> str:
+    return f"port {port} is in use" if error.errno == errno.EADDRINUSE else f"can't be used: {error.strerror or error}"

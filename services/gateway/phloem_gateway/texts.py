@@ -1,0 +1,102 @@
+"""Calls to tokenizers: prompts to ids, ids to text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import anyio
+
+from phloem_bus.errors import BusError, NoPeer, PayloadTooLarge
+from phloem_proto.codec import pack_ids
+from phloem_proto.messages import ChatMessage, Detokenize, Detokenized, Encode, Encoded
+from phloem_proto.subjects import Role
+
+from .backends import Backends
+from .errors import ApiError, from_info, unavailable
+from .request import Generation
+
+Reply = TypeVar("Reply", Encoded, Detokenized)
+
+CALL_S = 30.0
+"""Most seconds of one call: megabytes of text take a few."""
+_SMALL = {"texts": "prompt", "messages": "messages", "ids": "tokens"}
+
+
+class Texts:
+    """Encodes and decodes through the least busy tokenizer."""
+
+    def __init__(self, backends: Backends) -> None:
+        self._backends = backends
+
+    async def prompts(self, generations: Sequence[Generation], deadline: float) -> tuple[list[bytes], str]:
+        """The ids of each generation's prompt, and the tokenizer that encoded them ("" if none had to).
+
+        Raises:
+            ApiError: refused (prompt too long, template error ...), or no tokenizer answers.
+        """
+        first = generations[0]
+        if first.ids is not None:
+            return [pack_ids(generation.ids or ()) for generation in generations], ""
+        context = self._backends.facts().context_length
+        encoded, tokenizer = await self.encode(
+            tuple(generation.text or "" for generation in generations) if not first.messages else (),
+            first.messages,
+            add_special_tokens=first.add_special_tokens,
+            template_kwargs=first.template_kwargs,
+            max_tokens=max(context - 1, 0),
+            deadline=deadline,
+            params=first.params,
+        )
+        return encoded, tokenizer
+
+    async def encode(
+        self,
+        texts: tuple[str, ...],
+        messages: tuple[ChatMessage, ...] = (),
+        *,
+        add_special_tokens: bool = True,
+        template_kwargs: str = "",
+        max_tokens: int = 0,
+        deadline: float,
+        params: dict[str, str] | None = None,
+    ) -> tuple[list[bytes], str]:
+        """Ids per text (one for a chat) and the tokenizer that answered. Raises `ApiError`."""
+        left = max(1, round(1000 * (deadline - anyio.current_time())))
+        message = Encode(texts, messages, add_special_tokens, max_tokens, left, template_kwargs)
+        names = _SMALL if params is None else params
+        reply, instance = await self._call(message, Encoded, deadline, names)
+        if len(reply.ids) != (len(texts) or 1):
+            raise unavailable("A tokenizer gave an incomplete answer.")
+        return list(reply.ids), instance
+
+    async def decode(
+        self, ids: tuple[bytes, ...], *, skip_special_tokens: bool = True, deadline: float
+    ) -> tuple[str, ...]:
+        """Text per list of ids. Raises `ApiError`."""
+        reply, _ = await self._call(Detokenize(ids, skip_special_tokens), Detokenized, deadline, _SMALL)
+        return reply.texts
+
+    async def _call(
+        self, message: Encode | Detokenize, kind: type[Reply], deadline: float, params: dict[str, str]
+    ) -> tuple[Reply, str]:
+        self._backends.require_tokenizer()
+        timeout = min(CALL_S, max(deadline - anyio.current_time(), 0.001))
+        try:
+            reply, peer = await self._backends.presence.call(Role.TOKENIZER, message, kind, timeout=timeout, busy=_busy)
+        except PayloadTooLarge:
+            param = params.get("messages" if isinstance(message, Encode) and message.messages else "texts")
+            raise ApiError(
+                "request_too_large", "The prompt is too large to be passed on inside this server.", param=param
+            ) from None
+        except NoPeer:
+            raise unavailable("No tokenizer is ready.") from None
+        except BusError:
+            raise unavailable("No tokenizer answered in time.") from None
+        if reply.error is not None:
+            raise from_info(reply.error, params)
+        return reply, peer.instance
+
+
+def _busy(reply: Encoded | Detokenized) -> bool:
+    return reply.error is not None and reply.error.code == "busy"
