@@ -1,0 +1,134 @@
+"""From settings to a core that can work: find the files, load the model, size the pool, prepare grammars."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+import torch
+
+from phloem_bus.errors import ConfigError
+from phloem_model import ModelError, ModelFiles, resolve
+from phloem_proto.messages import Profile, WorkerProfile
+
+from .config import WorkerConfig
+from .core import Limits, WorkerCore
+from .errors import WorkerError
+from .grammar_desk import GrammarDesk
+from .keys import SAMPLER_VERSION
+from .load import PoolSize, load_decoder, make_runner, pick_device, pick_dtype
+from .matchers import Engines
+from .runner import Runner
+from .stand_in import StandInRunner
+from .threads import DaemonPool
+
+_log = logging.getLogger("phloem.worker")
+
+_BUILDERS = 2
+"""Threads that build matchers: a slow compile must not hold up the next request's cheap one."""
+_FILLERS = 4
+"""Threads that fill masks; a grammar that never returns costs one of them until its row is failed by its lateness."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A core, and what to tell peers about it."""
+
+    core: WorkerCore
+    profile: Profile
+
+
+def load(config: WorkerConfig, served_name: str, runner: Runner | None = None) -> Loaded:
+    """Load what ``config`` names. Takes seconds to minutes.
+
+    Args:
+        runner: used instead of a model; then there are no grammars and no end tokens.
+
+    Raises:
+        ConfigError: the model or the device can't be used; names the setting.
+    """
+    if runner is None and config.stand_in_s is not None:
+        runner = StandInRunner(config.stand_in_s, page_size=config.page_size)
+    if runner is not None:
+        return _without_model(config, served_name, runner)
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    try:
+        files = resolve(config.model)
+        runner = _load_runner(config, files)
+    except (ModelError, WorkerError) as error:
+        raise ConfigError("--model", str(error)) from error
+    return _assemble(config, served_name, runner, files)
+
+
+def _load_runner(config: WorkerConfig, files: ModelFiles) -> Runner:
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device", "cuda is asked for, but torch sees none")
+    began = time.perf_counter()
+    device = pick_device(config.device)
+    dtype = pick_dtype(config.dtype, device)
+    decoder = load_decoder(files.weights, dtype, device)
+    size = PoolSize(config.page_size, config.kv_tokens or None, int(config.kv_memory_gb * 2**30))
+    if size.pages(decoder.arch, dtype) < 2:
+        raise ConfigError("--kv-memory-gb", "does not hold two pages of this model")
+    runner = make_runner(decoder, size)
+    seconds = time.perf_counter() - began
+    tokens = runner.capacity.pages * config.page_size
+    _log.info(
+        "loaded %s (%s on %s) in %.1f s; KV for %d tokens", files.name, runner.capacity.dtype, device, seconds, tokens
+    )
+    return runner
+
+
+def _assemble(config: WorkerConfig, served_name: str, runner: Runner, files: ModelFiles) -> Loaded:
+    context = min(files.context_length, runner.capacity.context_length)
+    if config.max_context:
+        context = min(context, config.max_context)
+    engines = Engines(files.tokenizer_json, files.vocab_size, files.eos_ids)
+    desk = GrammarDesk(
+        engines.matcher,
+        -(-files.vocab_size // 32),
+        DaemonPool("phloem-matcher", _BUILDERS),
+        DaemonPool("phloem-mask", _FILLERS),
+        time.thread_time,
+    )
+    core = WorkerCore(runner, Limits(config.max_rows, config.max_step_tokens), files.eos_ids, context, desk)
+    profile = Profile(
+        model=served_name,
+        model_digest=files.model_digest,
+        tokenizer_digest=files.tokenizer_digest,
+        sampler=SAMPLER_VERSION,
+        worker=_worker_profile(core, context, files.eos_ids),
+        context_length=context,
+        vocab_size=runner.capacity.vocab_size,
+    )
+    return Loaded(core, profile)
+
+
+def _without_model(config: WorkerConfig, served_name: str, runner: Runner) -> Loaded:
+    context = runner.capacity.context_length
+    core = WorkerCore(runner, Limits(config.max_rows, config.max_step_tokens), (), context, None)
+    profile = Profile(
+        model=served_name,
+        sampler=SAMPLER_VERSION,
+        worker=_worker_profile(core, context, ()),
+        context_length=context,
+        vocab_size=runner.capacity.vocab_size,
+    )
+    return Loaded(core, profile)
+
+
+def _worker_profile(core: WorkerCore, context: int, eos_ids: tuple[int, ...]) -> WorkerProfile:
+    capacity = core.runner.capacity
+    return WorkerProfile(
+        page_size=capacity.page_size,
+        pages=capacity.pages,
+        slots=core.limits.slots,
+        max_step_tokens=core.limits.max_step_tokens,
+        context_length=context,
+        vocab_size=capacity.vocab_size,
+        eos_ids=eos_ids,
+        dtype=capacity.dtype,
+        device=capacity.device,
+    )
