@@ -2,8 +2,9 @@
 
 xgrammar compiles nearly everything and ignores what it can't express, so that a schema may go to it only when each keyword in it is on a
 list of what was measured to hold (JSON-Schema-Test-Suite, and probes of its language). The list is short on purpose: llguidance takes the
-rest. Left out because they leak: everything beside ``$ref``/``anyOf``/``oneOf``/``const``/``enum``; ``pattern`` and ``format``; bounds on
-``number``; objects that declare properties and are open (an additional key may repeat or escape a declared one).
+rest. Left out because they leak: everything beside ``$ref``/``anyOf``/``oneOf``/``const``/``enum``; ``pattern`` and ``format``; string
+lengths (halves of surrogate pairs are counted, and may be written as bytes that are no UTF-8); bounds on ``number``; objects that declare
+properties and are open (an additional key may repeat or escape a declared one).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _ANNOTATIONS = frozenset(
 _LEADS = ("$ref", "const", "enum", "anyOf", "oneOf")
 """Keywords that xgrammar enforces only when they stand alone."""
 _BY_TYPE = {
-    "string": frozenset({"minLength", "maxLength"}),
+    "string": frozenset[str](),
     "integer": frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}),
     "number": frozenset[str](),
     "boolean": frozenset[str](),
@@ -86,8 +87,6 @@ def _typed_findings(at: Located, asserted: list[str]) -> Iterator[Finding]:
     for keyword in asserted:
         if keyword not in allowed:
             yield keyword, f"for type {' or '.join(names)} it is not"
-    if at.schema.get("minLength", 0) > 1:
-        yield "minLength", "an escaped surrogate pair counts as two characters"
     if "object" in names:
         yield from _object_findings(at.schema)
 

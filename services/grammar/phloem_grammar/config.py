@@ -9,7 +9,7 @@ from phloem_bus.errors import ConfigError
 PRIORITIES = ("idle", "nice", "normal")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class GrammarConfig:
     """What an operator may set. Times in seconds, sizes in megabytes (2**20 bytes)."""
 
@@ -17,27 +17,36 @@ class GrammarConfig:
     """Whose tokenizer masks are tried with: a name, path or hub id, as `phloem_model.resolve` takes it."""
     compiles: int = 2
     """Compiles at once, each in a process of its own."""
-    waiting: int = 256
+    compiles_waiting: int = 256
     """Callers who may wait; beyond: ``busy``."""
-    cpu_seconds: float = 2.0
+    compile_cpu_seconds: float = 2.0
     """CPU time of one compile and its tried masks; beyond it is killed."""
-    memory_mb: int = 512
+    compile_memory_mb: int = 512
     """What one compile may add to its process's memory; beyond it is killed."""
-    wall_seconds: float = 30.0
+    compile_wall_seconds: float = 30.0
     """Clock time of one compile; long, since at low priority it may wait for a CPU."""
-    cache_mb: int = 64
+    verdict_cache_mb: int = 64
     """Text of remembered verdicts."""
-    priority: str = "idle"
+    compile_priority: str = "idle"
     """Of compiling processes: ``idle`` (only when a CPU has nothing else to do), ``nice`` or ``normal``."""
     sandbox: bool = True
     """False: compile in this process, without protection (tests, debugging)."""
 
     def __post_init__(self) -> None:
-        for name in ("compiles", "waiting", "cpu_seconds", "memory_mb", "wall_seconds", "cache_mb"):
+        for name in (
+            "compiles",
+            "compiles_waiting",
+            "compile_cpu_seconds",
+            "compile_memory_mb",
+            "compile_wall_seconds",
+            "verdict_cache_mb",
+        ):
             if not getattr(self, name) > 0:
                 raise ConfigError(_flag(name), "must be more than 0")
-        if self.priority not in PRIORITIES:
-            raise ConfigError("--priority", f"must be one of {', '.join(PRIORITIES)}, not {self.priority!r}")
+        if self.compile_priority not in PRIORITIES:
+            raise ConfigError(
+                "--compile-priority", f"must be one of {', '.join(PRIORITIES)}, not {self.compile_priority!r}"
+            )
 
 
 def _flag(name: str) -> str:

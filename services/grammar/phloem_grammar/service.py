@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import anyio
+from anyio.abc import TaskGroup
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
+from phloem_bus.errors import ConfigError
 from phloem_bus.presence import Presence
 from phloem_bus.service import ServiceContext
-from phloem_model import ModelFiles, resolve
+from phloem_model import ModelError, ModelFiles, resolve
 from phloem_proto.messages import Compile, ErrorInfo, GrammarInbox, Load, Profile, Verdict
 from phloem_proto.subjects import Role
 
@@ -21,6 +23,7 @@ from .desk import Desk
 from .engine import TokenizerSource
 from .limits import Limits
 from .runner import InlineRunner, Runner, SandboxRunner
+from .sandbox import SandboxError
 from .sandbox_wire import JobLimits
 
 MB = 1 << 20
@@ -53,12 +56,14 @@ class GrammarService:
         """Serve until drained or cancelled.
 
         Raises:
-            ModelError: the model's tokenizer can't be had.
-            SandboxError: the first engine can't be loaded.
+            ConfigError: the model's tokenizer can't be had, or can't be loaded by the first engine.
         """
-        files = await ctx.offload(lambda: resolve(self._config.model))
+        try:
+            files = await ctx.offload(lambda: resolve(self._config.model))
+        except ModelError as error:
+            raise ConfigError("--model", str(error)) from error
         tokenizer = TokenizerSource(str(files.tokenizer_json), files.eos_ids, files.tokenizer_digest)
-        bounds = Bounds(self._config.compiles, self._config.waiting, self._config.cache_mb * MB)
+        bounds = Bounds(self._config.compiles, self._config.waiting, self._config.verdict_cache_mb * MB)
         core = GrammarCore(tokenizer.digest, self._limits, bounds)
         runner = self._make_runner(tokenizer, ctx)
         desk = Desk(core, runner, self._limits, ctx.offload)
@@ -74,7 +79,7 @@ class GrammarService:
         node.serve(Compile, desk.answer, limit=bounds.waiting + KNOWN_CALLS, busy=_busy)
         try:
             async with anyio.create_task_group() as tasks:
-                await tasks.start(runner.serve)
+                await _start(runner, tasks)
                 await tasks.start(node.run, GrammarInbox)
                 tasks.start_soon(presence.run)
                 for _ in range(bounds.running):
@@ -96,8 +101,15 @@ class GrammarService:
         config = self._config
         if not config.sandbox:
             return InlineRunner(tokenizer, ctx.offload)
-        limits = JobLimits(config.cpu_seconds, config.memory_mb * MB, config.wall_seconds)
-        return SandboxRunner(tokenizer, limits, priority=config.priority)
+        limits = JobLimits(config.compile_cpu_seconds, config.compile_memory_mb * MB, config.compile_wall_seconds)
+        return SandboxRunner(tokenizer, limits, priority=config.compile_priority)
+
+
+async def _start(runner: Runner, tasks: TaskGroup) -> None:
+    try:
+        await tasks.start(runner.serve)
+    except* SandboxError as group:
+        raise ConfigError("--model", f"the grammar engine can't load its tokenizer: {group.exceptions[0]}") from group
 
 
 async def _leave(presence: Presence) -> None:
