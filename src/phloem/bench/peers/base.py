@@ -43,5 +43,7 @@ class Peer:
         PeerFailed: it can't serve this model.
     """
     install_flags: tuple[str, ...] = ()
+    torch: str = ""
+    """A requirement to install first from torch's index of CPU builds, where that answers: elsewhere torch brings CUDA along."""
     finish: Callable[[Path], None] = lambda home: None
     """What is left to do in a freshly installed environment."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from phloem_model.cache import cache_root, locked
 
 from .base import Peer, PeerFailed
 
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+ANSWER_S = 5.0
 _MARK = "phloem-peer.txt"
 """Written last: an environment without it is half made."""
 
@@ -47,9 +50,20 @@ def ensure(peer: Peer, say: Callable[[str], None]) -> Path:
 def _make(peer: Peer, home: Path) -> None:
     shutil.rmtree(home, ignore_errors=True)
     _run(peer, [sys.executable, "-m", "venv", str(home)])
-    _run(peer, [str(home / "bin" / "pip"), "install", *peer.install_flags, peer.requirement])
+    pip = str(home / "bin" / "pip")
+    if peer.torch and _answers(CPU_INDEX):
+        _run(peer, [pip, "install", "--index-url", CPU_INDEX, peer.torch])
+    _run(peer, [pip, "install", *peer.install_flags, peer.requirement])
     peer.finish(home)
     (home / _MARK).write_text(peer.requirement, encoding="utf-8")
+
+
+def _answers(index: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{index}/torch/", timeout=ANSWER_S) as reply:
+            return bool(reply.status == 200)
+    except OSError:
+        return False
 
 
 def _run(peer: Peer, command: list[str]) -> None:
