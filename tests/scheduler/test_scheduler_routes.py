@@ -17,11 +17,14 @@ from phloem_proto.messages import (
     Live,
     LiveRequest,
     OpenReply,
+    Output,
     Result,
     RowFailure,
     SamplingParams,
+    TokenFrame,
     Verdict,
 )
+from phloem_scheduler.outbox import parts
 from phloem_scheduler.settings import Settings
 
 from .fake_worker import EOS, FakeWorker, expected, profile
@@ -316,7 +319,7 @@ def test_a_grammar_is_asked_for_once_and_nothing_else_waits_for_it() -> None:
     world.finish()
     assert world.compiles == [SPEC]
     assert (other, 0) in world.ends
-    assert not any((rid, 1) in world.replies for rid in waiting)
+    assert not any((rid, 0) in world.outputs for rid in waiting)
     world.core.verdict(SPEC, JUDGED)
     world.finish()
     for rid in waiting:
@@ -338,17 +341,19 @@ def test_a_judged_request_enters_the_queue_in_its_place() -> None:
     assert [frame.rid for frame in world.frames if frame.end] == [others[0], first, *others[1:]]
 
 
-def test_a_refused_grammar_rejects_its_requests_and_the_next_at_once() -> None:
+def test_a_refused_grammar_ends_its_requests_and_the_next_is_refused_at_once() -> None:
     world = World()
     refusal = ErrorInfo("grammar_invalid", "unclosed bracket", param="grammar")
-    rid = world.open(PROMPT, grammar=SPEC)
+    rid = world.open(PROMPT, grammar=SPEC, n=2)
     world.turn()
     world.core.verdict(SPEC, Verdict(error=refusal))
     next_one = world.open(PROMPT, grammar=SPEC)
     world.finish()
-    assert [error_of(world, opened) for opened in (rid, next_one)] == [refusal, refusal]
+    for child in range(2):
+        assert world.ends[rid, child] == End("error", code="grammar_invalid", message="unclosed bracket")
+    assert error_of(world, next_one) == refusal
     assert world.compiles == [SPEC]
-    world.assert_empty()
+    release(world, rid)
 
 
 def test_a_failure_of_the_moment_does_not_stick_to_the_grammar() -> None:
@@ -358,9 +363,7 @@ def test_a_failure_of_the_moment_does_not_stick_to_the_grammar() -> None:
     world.core.verdict(SPEC, Verdict(error=ErrorInfo("unavailable", "no grammar service is ready")))
     again = world.open(PROMPT, grammar=SPEC, max_tokens=3, ignore_eos=True)
     world.turn()
-    error = error_of(world, rid)
-    assert error is not None
-    assert error.code == "unavailable"
+    assert world.ends[rid, 0].code == "unavailable"
     assert len(world.compiles) == 2
     world.core.verdict(SPEC, JUDGED)
     world.finish()
@@ -385,9 +388,7 @@ def test_a_deadline_passes_while_a_grammar_is_judged() -> None:
     world.turn()
     world.now += 1
     world.turn()
-    error = error_of(world, rid)
-    assert error is not None
-    assert error.code == "deadline"
+    assert world.ends[rid, 0].code == "deadline"
     release(world, rid)
 
 
@@ -402,6 +403,21 @@ def test_a_row_the_worker_gives_up_ends_with_an_error_and_others_go_on() -> None
     assert (world.ends[bad, 0].reason, world.ends[bad, 0].code) == ("error", "internal")
     assert world.ends[good, 0] == End("length")
     release(world, bad, good)
+
+
+def test_large_output_is_split_and_what_fits_no_message_is_an_error() -> None:
+    world = World(shape=profile(pages=64))
+    rid = world.open(PROMPT, max_tokens=5, ignore_eos=True, logprobs=0)
+    world.finish()
+    frame = world.frames[-1]
+    big = TokenFrame(rid, 1, 0, 0, bytes(400_000))
+    assert [len(part) for part in parts([big, big, big, frame, big])] == [2, 3]
+    again = world.open([4, 4], max_tokens=50, ignore_eos=True, logprobs=0)
+    world.steps(3)
+    world.core.undeliverable(Output((TokenFrame(again, 1, 0, 0, b""),)))
+    world.finish()
+    assert world.ends[again, 0].code == "too_large"
+    release(world, rid, again)
 
 
 # --- workers ------------------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from phloem_proto.messages import (
     LiveReply,
     Open,
     OpenReply,
+    Output,
     Result,
     StopAt,
     Verdict,
@@ -44,8 +45,6 @@ from .worker import WorkerState
 UNLINKED_S = 3.0
 # Flushes that wait for the scheduler to be idle; each is a person or a test waiting at an HTTP call.
 MOST_FLUSHES = 64
-# Calls that wait for one request's verdict: the first and its repetitions.
-MOST_TICKETS = 8
 
 
 class Core:
@@ -72,7 +71,10 @@ class Core:
     # --- Requests ---------------------------------------------------------------------------------------------------------
 
     def open(self, message: Open, ticket: object, now: float) -> None:
-        """Take a request in, or adopt it, or refuse it. The reply is an action, at once or when its grammar is judged."""
+        """Take a request in, or adopt it, or refuse it. The reply is an action.
+
+        A grammar without a verdict delays only its own request: one that is refused later ends the request with an error.
+        """
         known = self.opening.known(message, now)
         if isinstance(known, ErrorInfo):
             self._reply(ticket, accepted(message, known))
@@ -93,10 +95,7 @@ class Core:
             self._judge(known)
         if known.detokeniser not in self.outbox.linked:
             self._unlinked.setdefault(known.detokeniser, now)
-        if any(choice.stage is Stage.JUDGING for choice in known.choices):
-            known.tickets = [*known.tickets, ticket][-MOST_TICKETS:]
-        else:
-            self._reply(ticket, accepted(message))
+        self._reply(ticket, accepted(message))
 
     def _judge(self, request: Request) -> None:
         """Into the queue, or outside it until the grammar has its verdict."""
@@ -117,17 +116,12 @@ class Core:
                 self.queue.add(choice)
 
     def verdict(self, spec: GrammarSpec, verdict: Verdict) -> None:
-        """A grammar is judged, or its judging failed: those who waited go into the queue, each at its own place, or are refused."""
+        """A grammar is judged, or its judging failed: those who waited go into the queue, each at its own place, or end."""
         requests, answer = self.grammars.judged(spec, verdict)
         for request in requests:
-            error = answer if isinstance(answer, ErrorInfo) else None
-            reply = OpenReply(request.rid, request.attempt, error)
-            for ticket in request.tickets:
-                self._reply(ticket, reply)
-            request.tickets = []
             if isinstance(answer, ErrorInfo):
                 self.counters.rejected += 1
-                self._forget(request, End("error", code=answer.code, message=answer.message))
+                self._end_all(request, End("error", code=answer.code, message=answer.message))
             else:
                 request.grammar = answer
                 self._enqueue(request)
@@ -238,6 +232,18 @@ class Core:
         for request in requests:
             self.cancel(Cancel(request.rid, request.attempt), now)
 
+    def undeliverable(self, output: Output) -> None:
+        """These frames are larger than a message may be, logprobs being what makes them so: their requests end with an error."""
+        for rid in dict.fromkeys(frame.rid for frame in output.frames):
+            request = self.ledger.requests.get(rid)
+            if request is None:
+                continue
+            for choice in request.choices:
+                choice.logprobs, choice.logprob_base, choice.prompt_logprobs = [], len(choice.output), []
+            self._end_all(
+                request, End("error", code="too_large", message="the logprobs asked for are too many for one message")
+            )
+
     # --- Upkeep -----------------------------------------------------------------------------------------------------------
 
     def flush(self, timeout_ms: int, ticket: object, now: float) -> None:
@@ -287,9 +293,6 @@ class Core:
 
     def _end_all(self, request: Request, end: End) -> None:
         self.grammars.leave(request)
-        for ticket in request.tickets:
-            self._reply(ticket, OpenReply(request.rid, request.attempt, ErrorInfo(end.code, end.message)))
-        request.tickets = []
         for choice in request.choices:
             if choice.stage is not Stage.ENDED:
                 self.life.end(choice, end)

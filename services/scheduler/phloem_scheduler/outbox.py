@@ -6,13 +6,18 @@ is opened elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from phloem_proto.codec import pack_ids
 from phloem_proto.messages import End, Output, TokenFrame
 
 from .actions import SendOutput
 from .requests import Choice, Request, Stage
+
+# Most messages are far smaller; those after a re-route may not be. An eighth of what the bus carries leaves room for its envelopes.
+MOST_BYTES = 1 << 20
+FRAME_BYTES = 96
+LOGPROB_BYTES = 24
 
 
 class Outbox:
@@ -50,7 +55,7 @@ class Outbox:
 
     def take(self) -> list[SendOutput]:
         """What has gathered, as actions."""
-        actions = [SendOutput(to, Output(tuple(frames))) for to, frames in self._frames.items() if frames]
+        actions = [SendOutput(to, Output(part)) for to, frames in self._frames.items() for part in parts(frames)]
         self._frames = {}
         return actions
 
@@ -68,3 +73,24 @@ class Outbox:
             prompt_logprobs=tuple(choice.prompt_logprobs) if first else (),
             cached_tokens=max(0, request.cached_tokens),
         )
+
+
+def weight(frame: TokenFrame) -> int:
+    """About how many bytes frame takes in a message."""
+    entries = len(frame.logprobs) + len(frame.prompt_logprobs)
+    top = sum(len(entry.top) for entry in frame.logprobs + frame.prompt_logprobs) if entries else 0
+    return FRAME_BYTES + len(frame.ids) + LOGPROB_BYTES * (entries + top)
+
+
+def parts(frames: list[TokenFrame]) -> Iterator[tuple[TokenFrame, ...]]:
+    """frames in order, in runs of about MOST_BYTES at most."""
+    part: list[TokenFrame] = []
+    size = 0
+    for frame in frames:
+        size += weight(frame)
+        if part and size > MOST_BYTES:
+            yield tuple(part)
+            part, size = [], weight(frame)
+        part.append(frame)
+    if part:
+        yield tuple(part)

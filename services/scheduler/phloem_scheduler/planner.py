@@ -24,7 +24,11 @@ from .requests import Choice
 from .reserve import Reserve
 from .retraction import victim
 from .rows import Row
+from .tree import TOKEN_BYTES
 from .worker import SentPlan, WorkerState
+
+# Known tokens in the slots that one plan opens: half of what the bus carries in a message.
+MOST_OPEN_BYTES = 4 << 20
 
 
 @dataclass(slots=True)
@@ -39,6 +43,7 @@ class Draft:
     page_slots: array[int] = field(default_factory=lambda: array("I"))
     page_ids: array[int] = field(default_factory=lambda: array("I"))
     budget: int = 0  # known tokens it may still take
+    open_bytes: int = 0  # of known tokens in `opens`
     extends: list[Row] = field(default_factory=list)
 
     def append_pages(self, row: Row, pages: array[int]) -> None:
@@ -55,6 +60,10 @@ class Draft:
         row.planned += 1
         row.quota -= 1
         row.in_flight += 1
+
+    def has_space_for(self, choice: Choice) -> bool:
+        """Whether the message stays small enough with choice's tokens in it. A single one always fits: it came in one message."""
+        return not self.opens or self.open_bytes + choice.length * TOKEN_BYTES <= MOST_OPEN_BYTES
 
     def extend(self, row: Row, count: int) -> None:
         """The next `count` known tokens of row; its first draw if they are the last."""
@@ -155,6 +164,8 @@ class Planner:
                 return
 
     def _admit_to(self, draft: Draft, choice: Choice) -> Answer:
+        if not draft.has_space_for(choice):
+            return Answer.NO_ROOM
         answer, row = self.admission.consider(draft.worker, choice, draft.budget)
         if row is None:
             return answer
@@ -165,6 +176,7 @@ class Planner:
         row.table.extend(pages)
         draft.extend(row, count)
         draft.opens.append(slot_open(row, computed))
+        draft.open_bytes += len(row.known)
         draft.worker.start_growing(row)
         return answer
 

@@ -142,7 +142,6 @@ class Request:
     stop_ids: frozenset[int]
     grammar: Grammar | None = None
     choices: list[Choice] = field(default_factory=list)
-    tickets: list[object] = field(default_factory=list)  # calls to answer once the grammar is judged
     told_from: list[int | None] = field(
         default_factory=list
     )  # per choice: first output token the gateway lacked when it opened
