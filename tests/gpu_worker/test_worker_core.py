@@ -171,7 +171,9 @@ def test_prompt_logprobs_are_complete_over_any_chunks(model_folder: Folder, chun
     driver.finish(4, chunk)
     with torch.inference_mode():
         expected = load_reference(folder)(torch.tensor([prompt])).logits[0].log_softmax(-1)
-    positions, values, ids = [], [], []
+    positions: list[int] = []
+    values: list[float] = []
+    ids: list[int] = []
     for entry in sequence.logprobs:
         assert entry.prompt
         ids += unpack_ids(entry.ids)

@@ -93,7 +93,7 @@ def test_held_output_is_replayed_into_the_matcher(
     files: phloem_model.ModelFiles, engines: Engines, engine: str
 ) -> None:
     grammar = grammar_of(engine, "regex", "[a-f]{4}[0-9]{12}")
-    outputs = []
+    outputs: list[list[int]] = []
     for held in (0, 6):
         driver = Driver(text_core(files, desk_of(engines.matcher, vocab=files.vocab_size)))
         sequence = driver.open(
@@ -116,7 +116,8 @@ def test_min_tokens_yields_to_a_finished_grammar(files: phloem_model.ModelFiles,
 
 def test_a_threaded_desk_gives_what_an_inline_one_gives(files: phloem_model.ModelFiles, engines: Engines) -> None:
     outputs = []
-    for threads in ({}, {"builders": DaemonPool("build", 1), "fillers": DaemonPool("fill", 2)}):
+    pools: dict[str, Any] = {"builders": DaemonPool("build", 1), "fillers": DaemonPool("fill", 2)}
+    for threads in ({}, pools):
         desk = desk_of(engines.matcher, vocab=files.vocab_size, late_steps=100000, **threads)
         driver = Driver(text_core(files, desk))
         for slot in range(6):

@@ -48,7 +48,8 @@ def save_model(name: str, folder: Path) -> None:
     kind, settings = CONFIGS[name]
     config = getattr(transformers, kind)(**{**_SMALL, **settings})
     torch.manual_seed(7)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    auto: Any = transformers.AutoModelForCausalLM
+    model = auto.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(0.0, 0.2) if parameter.dim() > 1 else parameter.normal_(0.5, 0.3)
@@ -63,6 +64,7 @@ def load_reference(folder: Path) -> Any:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return transformers.AutoModelForCausalLM.from_pretrained(
+        model: Any = transformers.AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager"
-        ).eval()
+        )
+    return model.eval()

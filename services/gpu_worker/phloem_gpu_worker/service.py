@@ -85,7 +85,8 @@ class _Serving:
         self._leadership = Leadership()
         self._link: Link | None = None
         self._emptied = anyio.Event()
-        self._emptying = 0
+        self._session = 0
+        """The session the device works for; 0 = none."""
         ctx.registry.register(self._totals)
         self._node = ctx.node()
         self._presence = Presence(
@@ -135,7 +136,7 @@ class _Serving:
         if error is not None:
             return error
         self._leadership.follow(sender, hello.term)
-        self._emptied, self._emptying = anyio.Event(), hello.session
+        self._emptied, self._session = anyio.Event(), hello.session
         self._device.reset(hello.session)
         with anyio.move_on_after(EMPTY_S):
             await self._emptied.wait()
@@ -159,13 +160,15 @@ class _Serving:
 
     def _on_gone(self, link: Link) -> None:
         if self._link is link:
-            _log.info("scheduler %s is gone; its sequences are dropped", link.peer_instance)
             self._link = None
+        if self._session == link.session:  # not so when a new session, which has emptied the slots, replaces this link
+            _log.info("scheduler %s is gone; its sequences are dropped", link.peer_instance)
+            self._session = 0
             self._device.reset(0)
 
     def _on_report(self, report: Report) -> None:
         if isinstance(report, Emptied):
-            if report.session == self._emptying:
+            if report.session == self._session:
                 self._emptied.set()
             return
         session, message = report
