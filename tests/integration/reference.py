@@ -58,9 +58,7 @@ def compute() -> list[Greedy]:
                 return_dict_in_generate=True,
             )
         best = torch.stack([logits[0].topk(2).values for logits in out.logits])
-        results.append(
-            Greedy(prompt, out.sequences[0, len(prompt) :].tolist(), (best[:, 0] - best[:, 1]).tolist())
-        )
+        results.append(Greedy(prompt, out.sequences[0, len(prompt) :].tolist(), (best[:, 0] - best[:, 1]).tolist()))
     return results
 
 

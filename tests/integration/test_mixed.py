@@ -17,7 +17,10 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 SCHEMA = {
     "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "minimum": 0, "maximum": 150}},
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+    },
     "required": ["name", "age"],
     "additionalProperties": False,
 }
@@ -55,7 +58,9 @@ def body(rng: random.Random) -> dict[str, object]:
     return request
 
 
-async def one(client: httpx.AsyncClient, request: dict[str, object], patience: float | None, done: dict[str, int]) -> None:
+async def one(
+    client: httpx.AsyncClient, request: dict[str, object], patience: float | None, done: dict[str, int]
+) -> None:
     with anyio.move_on_after(patience) as scope:
         reply = await client.post("/v1/chat/completions", json=request)
         assert reply.status_code == 200, reply.text
@@ -76,7 +81,10 @@ def test_nothing_is_held_after_two_hundred_requests(running: Running, seed: int)
 
     async def all_of_them() -> None:
         limits = httpx.Limits(max_connections=64)
-        async with httpx.AsyncClient(base_url=running.url, timeout=120, limits=limits) as client, anyio.create_task_group() as group:
+        async with (
+            httpx.AsyncClient(base_url=running.url, timeout=120, limits=limits) as client,
+            anyio.create_task_group() as group,
+        ):
             for _ in range(200):
                 patience = rng.uniform(0.001, 0.6) if rng.random() < 0.33 else None
                 group.start_soon(one, client, body(rng), patience, done)

@@ -106,7 +106,16 @@ def test_a_grpc_client_built_from_reflection_chats(running: Running) -> None:
 
 def test_nothing_is_held_after_all_that(running: Running) -> None:
     def idle() -> bool | dict[str, float]:
-        held = ("slots_live", "matchers_live", "streams_live", "locks", "pages_used", "requests_live", "_running", "_waiting")
+        held = (
+            "slots_live",
+            "matchers_live",
+            "streams_live",
+            "locks",
+            "pages_used",
+            "requests_live",
+            "_running",
+            "_waiting",
+        )
         samples = {name: value for name, value in running.metrics().items() if name.endswith(held)}
         assert len(samples) >= 6
         return not any(samples.values()) or samples
