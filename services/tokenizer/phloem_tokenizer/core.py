@@ -40,6 +40,8 @@ class TokenizerCore:
             return Encoded(error=refusal.info)
 
     def _encode(self, request: Encode, now: datetime, give_up: Callable[[], bool]) -> list[list[int]]:
+        if give_up():
+            raise Refused("deadline", "the deadline passed before the prompt was encoded")
         if bool(request.texts) == bool(request.messages):
             raise Refused("invalid_request", "exactly one of texts and messages must be given", "messages")
         param = "texts"

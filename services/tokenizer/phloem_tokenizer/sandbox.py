@@ -35,6 +35,10 @@ _WIDE = re.compile(rf"\d{{{MAX_WIDTH_DIGITS + 1},}}|\*|\{{[^{{}}]*\{{")  # wide,
 _PADDING = ("center", "ljust", "rjust", "zfill", "expandtabs")
 
 
+class GaveUp(Exception):
+    """Raised out of a render when its caller no longer wants the result."""
+
+
 class Budget:
     """What one render may still use."""
 
@@ -44,7 +48,7 @@ class Budget:
         self._check_in = CHECK_EVERY
 
     def charge(self, steps: int) -> None:
-        """Raises SecurityError when the budget is used up or the caller has given up."""
+        """Raises SecurityError when the budget is used up, GaveUp when the caller has given up."""
         self._left -= steps
         self._check_in -= steps
         if self._left < 0:
@@ -52,7 +56,7 @@ class Budget:
         if self._check_in < 0:
             self._check_in = CHECK_EVERY
             if self._give_up():
-                raise SecurityError("the deadline passed while the chat template ran")
+                raise GaveUp
 
 
 class Sandbox(ImmutableSandboxedEnvironment):

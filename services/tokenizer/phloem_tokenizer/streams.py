@@ -137,14 +137,20 @@ class Streams:
             self.ignored["unknown"] += 1
         elif frame.attempt != stream.attempt or not 0 <= frame.child < len(stream.choices):
             self.ignored["mismatch"] += 1
-        elif stream.choices[frame.child].ended:
+        else:
+            self._take_for(stream, stream.choices[frame.child], frame, effects)
+
+    def _take_for(self, stream: Stream, choice: Choice, frame: TokenFrame, effects: Effects) -> None:
+        if choice.ended:
             self.ignored["ended"] += 1
-        elif frame.offset > stream.choices[frame.child].count:
+            if choice.restored_stop is not None:  # the scheduler came after that end
+                effects.stops.append(StopAt(frame.rid, frame.attempt, frame.child, choice.count))
+        elif frame.offset > choice.count:
             self.ignored["gap"] += 1
             effects.lost.setdefault(stream.gateway, []).append(frame.rid)
             del self._streams[frame.rid]
         else:
-            text, keep = stream.choices[frame.child].take(frame)
+            text, keep = choice.take(frame)
             effects.text.setdefault(stream.gateway, []).append(text)
             if keep is not None:
                 effects.stops.append(StopAt(frame.rid, frame.attempt, frame.child, keep))
@@ -180,13 +186,15 @@ class Streams:
         return ids
 
     def _release_replayed(self, request: OpenStream, child: int, choice: Choice, effects: Effects) -> None:
-        """A stop that is complete in the held ids ends the choice now; only a gateway that lost the end gets here."""
+        """A stop string that is complete in the held ids ends the choice now: its end had not reached the gateway.
+
+        The scheduler, which opens this attempt later, learns of it when it sends output of the choice.
+        """
         if choice.ended or choice.restored_stop is None:
             return
         choice.ended = True
         frame = TextFrame(request.rid, request.attempt, child, choice.count, b"", "", End("stop", choice.restored_stop))
         effects.text.setdefault(request.gateway, []).append(frame)
-        effects.stops.append(StopAt(request.rid, request.attempt, child, choice.count))
 
     def _bury(self, now: float) -> None:
         """Forget tombstones that have expired; they are in order of expiry."""

@@ -11,7 +11,7 @@ from jinja2 import Template, TemplateError
 
 from phloem_proto.messages import ChatMessage
 from phloem_tokenizer.errors import Refused
-from phloem_tokenizer.sandbox import BUDGET, MAX_TEXT, Budget, Sandbox
+from phloem_tokenizer.sandbox import BUDGET, MAX_TEXT, Budget, GaveUp, Sandbox
 
 MAX_ERROR_CHARACTERS = 300  # of a template's own message, in the reply
 _RESERVED = ("messages", "tools", "bos_token", "eos_token", "raise_exception", "strftime_now")
@@ -45,7 +45,8 @@ class ChatTemplate:
         """The prompt, with a generation prompt unless `template_kwargs` says otherwise.
 
         `now` is what `strftime_now` shows. `give_up` is asked every few hundred steps. Raises Refused: param
-        "messages" for anything the template does not take, "tools" and "template_kwargs" for bad JSON.
+        "messages" for anything the template does not take, "tools" and "template_kwargs" for bad JSON, and code
+        "deadline" when `give_up` said yes.
         """
         if self._template is None:
             raise Refused("invalid_request", self._problem, "messages")
@@ -62,7 +63,9 @@ class ChatTemplate:
             return self._run(variables, give_up)
         try:
             return self._run(variables | {"tools": listed}, give_up)
-        except Refused:  # some templates want only what is inside "function"
+        except Refused as refusal:  # some templates want only what is inside "function"
+            if refusal.info.code == "deadline":
+                raise
             flat = [tool["function"] if isinstance(tool, dict) and "function" in tool else tool for tool in listed]
             return self._run(variables | {"tools": flat}, give_up)
 
@@ -80,6 +83,8 @@ class ChatTemplate:
                 parts.append(part)
         except Refused:
             raise
+        except GaveUp:
+            raise Refused("deadline", "the deadline passed while the chat template ran", "messages") from None
         except RecursionError:
             raise Refused("invalid_request", "the chat template nests too deeply", "messages") from None
         except Exception as error:  # a template can fail in as many ways as Python
