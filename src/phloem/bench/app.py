@@ -166,6 +166,47 @@ def peer(
     raise typer.Exit(code)
 
 
+@app.command()
+def overlap(
+    rows: Annotated[int, typer.Option(min=1, max=1024, help="Sequences at once.")] = 64,
+    step_ms: Annotated[float, typer.Option(min=0.1, max=1000, help="Time of the stand-in device's step.")] = 8.0,
+    steps: Annotated[int, typer.Option(min=10, max=8000, help="Steps to count per run.")] = 600,
+    depth: Annotated[
+        list[int] | None, typer.Option(min=1, max=3, help="Plans in flight; may be repeated. Default: 2 and 1.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Runs per depth, in turn.")] = 3,
+    nats_url: Annotated[
+        str | None, typer.Option(envvar="PHLOEM_NATS_URL", help="A running broker. Default: one of our own.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Write everything to this JSON file.")] = None,
+) -> None:
+    """Measure how long a device waits for its next plan: a stand-in device, but real services in processes of their own over NATS."""
+    with _parts():
+        import anyio
+
+        from phloem_bus.errors import BusError
+
+        from .overlap.processes import ProcessFailed
+        from .overlap.report import as_json, line, table
+        from .overlap.run import OverlapPlan
+        from .overlap.run import overlap as run
+        from .overlap.sink import RequestsFailed
+    try:
+        plan = OverlapPlan(rows, step_ms, steps, tuple(depth or (2, 1)), rounds, nats_url=nats_url)
+    except ValueError as error:
+        _fail(error, 2)
+    console = Console()
+    try:
+        outcome = anyio.run(
+            run, plan, lambda turn: console.print(line(turn), highlight=False), backend_options={"use_uvloop": True}
+        )
+        if output is not None:
+            output.write_bytes(as_json(plan, outcome))
+    except (ProcessFailed, RequestsFailed, BusError, OSError, ValueError) as error:
+        _fail(error or "a run did not end in time")
+    console.print(table(plan, outcome))
+
+
 @contextmanager
 def _parts() -> Iterator[None]:
     """Import what a command needs; if something is not installed, one line says so."""

