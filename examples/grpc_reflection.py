@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 def main() -> None:
     key = os.environ.get("PHLOEM_API_KEY")
-    metadata = [("authorization", f"Bearer {key}")] if key else []
+    metadata = (("authorization", f"Bearer {key}"),) if key else ()
     with grpc.insecure_channel(os.environ.get("PHLOEM_GRPC", "127.0.0.1:50051")) as channel:
         database = ProtoReflectionDescriptorDatabase(channel)
         service = DescriptorPool(database).FindServiceByName("phloem.v1.Phloem")
