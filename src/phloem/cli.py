@@ -69,6 +69,11 @@ def up(
     scale: Annotated[
         list[str] | None, typer.Option(metavar="SERVICE=N", help="Run N instances of a service; may be repeated.")
     ] = None,
+    model: Annotated[
+        str | None, typer.Option(envvar="PHLOEM_MODEL", help="Model: a name such as smollm2, a path, or a hub id.")
+    ] = None,
+    http_port: Annotated[int | None, typer.Option(envvar="PHLOEM_HTTP_PORT", help="Port of HTTP.")] = None,
+    grpc_port: Annotated[int | None, typer.Option(envvar="PHLOEM_GRPC_PORT", help="Port of gRPC.")] = None,
     nats_url: Annotated[
         str | None, typer.Option(envvar="PHLOEM_NATS_URL", help="Use this nats-server instead of starting one.")
     ] = None,
@@ -78,7 +83,8 @@ def up(
 ) -> None:
     """Run a compose file's services as local processes, over a real nats-server, without Docker.
 
-    Without --profile, COMPOSE_PROFILES (also from the .env beside the file) says which services run.
+    Without --profile, COMPOSE_PROFILES (also from the .env beside the file) says which services run. Further settings are the PHLOEM_*
+    variables that the file names.
     """
     try:
         from phloem.up.app import up as run
@@ -86,25 +92,45 @@ def up(
         fail("up", ModuleNotFoundError(f"needs {error.name}: pip install 'phloem[all]'"))
     from phloem.up.errors import UpError
 
+    flags = {"PHLOEM_MODEL": model, "PHLOEM_HTTP_PORT": http_port, "PHLOEM_GRPC_PORT": grpc_port}
+    settings = {name: str(value) for name, value in flags.items() if value is not None}
     try:
-        code = run(file, profiles=profile or [], scale=scale or [], nats_url=nats_url, drain_s=drain_seconds)
+        code = run(
+            file,
+            profiles=profile or [],
+            scale=scale or [],
+            settings=settings,
+            nats_url=nats_url,
+            drain_s=drain_seconds,
+        )
     except UpError as error:
         fail("up", error)
     raise typer.Exit(code)
 
 
-def _mount_bench() -> None:
-    """Mount `phloem bench` if what it needs is installed; otherwise say what is missing when it is asked for."""
+def _unavailable(verb: str, purpose: str, error: ModuleNotFoundError) -> None:
+    """Stand in for a verb whose packages are not installed, and say so when it is asked for."""
+    needs = f"needs {error.name}: pip install 'phloem[all]'"
+
+    @app.command(name=verb, help=f"{purpose} ({needs})", context_settings={"ignore_unknown_options": True})
+    def unavailable(arguments: Annotated[list[str] | None, typer.Argument(hidden=True)] = None) -> None:
+        fail(verb, ModuleNotFoundError(needs))
+
+
+def _mount_optional() -> None:
+    """Mount the verbs that need more than the base installation."""
+    try:
+        from phloem.serve.command import serve
+    except ModuleNotFoundError as error:
+        _unavailable("serve", "Serve a model", error)
+    else:
+        app.command()(serve)
     try:
         from phloem.bench.app import app as bench
     except ModuleNotFoundError as error:
-        missing = str(error.name)
-
-        @app.command(name="bench", help=f"Measure a server (needs {missing}: pip install 'phloem[all]').")
-        def unavailable() -> None:
-            fail("bench", ModuleNotFoundError(f"needs {missing}: pip install 'phloem[all]'"))
+        _unavailable("bench", "Measure a server", error)
     else:
         app.add_typer(bench, name="bench")
 
 
-_mount_bench()
+_mount_optional()

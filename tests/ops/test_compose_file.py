@@ -123,16 +123,22 @@ def test_models_are_written_by_the_pull_alone(cpu: dict[str, Any]) -> None:
 
 def test_the_example_settings_are_those_that_compose_reads(root: Path) -> None:
     compose = (root / "compose.yaml").read_text()
-    read = dict(re.findall(r"\$\{([A-Z_]+):-([^}]*)\}", compose))
-    shown = dict(re.findall(r"^#?([A-Z_]+)=(.*)$", (root / ".env.example").read_text(), re.MULTILINE))
+    defaults = dict(re.findall(r"\$\{([A-Z_]+):-([^}]*)\}", compose))
+    passed_on = set(re.findall(r"^ +(PHLOEM_[A-Z_]+):(?: #.*)?$", compose, re.MULTILINE))
+    example = (root / ".env.example").read_text()
+    shown = dict(re.findall(r"^([A-Z_]+)=(.*)$", example, re.MULTILINE))
     assert shown.pop("COMPOSE_PROFILES") == "cpu"
-    assert shown.pop("PHLOEM_API_KEYS_FILE") == "/run/secrets/api_keys"
-    assert read.pop("PHLOEM_API_KEYS_FILE") == ""
-    assert shown == read
+    assert shown == defaults
+    assert passed_on == set(re.findall(r"^#([A-Z_]+)=", example, re.MULTILINE))
 
 
 def test_settings_reach_the_containers(root: Path, tools: Path) -> None:
-    document = rendered(root, tools, PHLOEM_HTTP_PORT="9001", PHLOEM_MODEL="tiny", PHLOEM_PUBLISH="0.0.0.0")
+    document = rendered(
+        root, tools, PHLOEM_HTTP_PORT="9001", PHLOEM_MODEL="tiny", PHLOEM_PUBLISH="0.0.0.0", PHLOEM_DTYPE="float32"
+    )
+    worker = document["services"]["gpu-worker"]["environment"]
+    assert worker["PHLOEM_DTYPE"] == "float32"
+    assert worker["PHLOEM_KV_TOKENS"] is None
     gateway = document["services"]["gateway"]
     assert gateway["ports"][0]["published"] == "9001"
     assert gateway["ports"][0]["host_ip"] == "0.0.0.0"

@@ -51,6 +51,8 @@ services:
       PHLOEM_NATS_USER: gateway
       PHLOEM_NATS_PASSWORD_FILE: /run/secrets/nats_password_gateway
       PHLOEM_MODELS: /models/here
+      PHLOEM_SET:
+      PHLOEM_UNSET:
     depends_on:
       worker: {condition: service_started, required: false}
       big-worker: {condition: service_started, required: false}
@@ -83,7 +85,7 @@ def plan(folder: Path, *, taken: tuple[int, ...] = (), broker: Broker | None = N
         ports=Ports(lambda port: port not in taken),
         broker=broker,
     )
-    return make_plan(read(EXAMPLE, folder), scale, machine)
+    return make_plan(read(EXAMPLE, folder, {"PHLOEM_SET": "yes"}), scale, machine)
 
 
 def one(of: Plan, name: str) -> Instance:
@@ -116,6 +118,8 @@ def test_a_gateway_is_told_local_ports_paths_and_hosts(tmp_path: Path) -> None:
     assert gateway.argv == (sys.executable, "-m", "gateway")
     assert gateway.nice == 10
     environment = gateway.environment
+    assert environment["PHLOEM_SET"] == "yes"
+    assert "PHLOEM_UNSET" not in environment
     assert environment["PHLOEM_NATS_URL"] == "nats://127.0.0.1:4223"
     assert environment["PHLOEM_HTTP_PORT"] == "8000"
     assert environment["PHLOEM_MODELS"] == "/home/me/.cache/phloem/here"

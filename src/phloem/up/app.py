@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import anyio
@@ -21,13 +21,25 @@ from .runner import Runner
 PREFIX = "PHLOEM_"
 
 
-def up(file: Path, *, profiles: Sequence[str], scale: Sequence[str], nats_url: str | None, drain_s: float) -> int:
+def up(
+    file: Path,
+    *,
+    profiles: Sequence[str],
+    scale: Sequence[str],
+    settings: Mapping[str, str],
+    nats_url: str | None,
+    drain_s: float,
+) -> int:
     """Run the services of ``file`` until told to stop. Returns the exit code.
+
+    Args:
+        settings: variables that beat those of the environment.
+        nats_url: a running broker to use; None or "" starts one.
 
     Raises:
         UpError: before anything was started; one line for a person.
     """
-    environ = dict(os.environ)
+    environ = {**os.environ, **settings}
     running = broker.inspect(nats_url) if nats_url else None
     services = compose.load(file, environ=environ, profiles=profiles)
     counts = parse_scale(scale)
@@ -53,7 +65,7 @@ def parse_scale(words: Sequence[str]) -> dict[str, int]:
 
 def ignored_settings(plan: Plan, environ: dict[str, str]) -> list[str]:
     """PHLOEM_* variables of ours that no service of the plan gets: the compose file does not name them."""
-    known = {"PHLOEM_CACHE", "PHLOEM_NATS_URL", *plan.published}
+    known = {"PHLOEM_CACHE", "PHLOEM_NATS_URL", "PHLOEM_MODEL", *plan.published}
     known.update(key for one in plan.instances for key in one.environment)
     return sorted(key for key in environ if key.startswith(PREFIX) and key not in known)
 

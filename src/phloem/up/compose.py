@@ -74,7 +74,7 @@ def parse(document: Any, *, folder: Path, variables: Mapping[str, str], profiles
     active = list(profiles)
     started = {name: body for name, body in services.items() if _is_active(body, active)}
     secrets = _named(tree, "secrets")
-    read = {name: _service(name, body, started, secrets, folder) for name, body in started.items()}
+    read = {name: _service(name, body, started, secrets, folder, variables) for name, body in started.items()}
     _check_order(read)
     volumes = {name: str((body or {}).get("x-phloem", "")) for name, body in _named(tree, "volumes").items()}
     return ComposeFile(project=str(tree.get("name", folder.name)), services=read, volumes=volumes)
@@ -104,7 +104,12 @@ def _named(tree: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def _service(
-    name: str, body: Any, started: Mapping[str, Any], secrets: Mapping[str, Any], folder: Path
+    name: str,
+    body: Any,
+    started: Mapping[str, Any],
+    secrets: Mapping[str, Any],
+    folder: Path,
+    variables: Mapping[str, str],
 ) -> ComposeService:
     if not isinstance(body, dict):
         raise ComposeError(f"services.{name}: expected a mapping")
@@ -117,8 +122,8 @@ def _service(
     return ComposeService(
         name=name,
         command=tuple(str(word) for word in local["command"]),
-        environment=_environment(name, body.get("environment")),
-        overrides=_environment(name, local.get("environment")),
+        environment=_environment(name, body.get("environment"), variables),
+        overrides=_environment(name, local.get("environment"), variables),
         depends_on=_depends_on(name, body.get("depends_on"), started),
         mounts=(*_secret_mounts(name, body, secrets, folder), *_volume_mounts(name, body, folder)),
         ports=_ports(name, body.get("ports")),
@@ -135,15 +140,14 @@ def _integer(name: str, key: str, value: Any) -> int:
         raise ComposeError(f"services.{name}.{key}: expected a whole number, not {value!r}") from None
 
 
-def _environment(name: str, section: Any) -> dict[str, str]:
-    if section is None:
-        return {}
+def _environment(name: str, section: Any, variables: Mapping[str, str]) -> dict[str, str]:
+    """A variable without a value is passed on from ``variables`` if it is there."""
     if isinstance(section, list):
-        pairs = [str(entry).partition("=")[::2] for entry in section]
-        return {key: value for key, value in pairs if value}
-    if not isinstance(section, dict):
+        section = {key: value if equals else None for key, equals, value in (str(e).partition("=") for e in section)}
+    if section is not None and not isinstance(section, dict):
         raise ComposeError(f"services.{name}.environment: expected a mapping or a list")
-    return {str(key): str(value) for key, value in section.items() if value is not None}
+    given = {str(key): variables.get(key) if value is None else str(value) for key, value in (section or {}).items()}
+    return {key: value for key, value in given.items() if value is not None}
 
 
 def _depends_on(name: str, section: Any, started: Mapping[str, Any]) -> dict[str, str]:

@@ -35,10 +35,10 @@ class Runner:
         self._on_ready = on_ready
         self._children: dict[str, Child] = {}
         self._news = anyio.Event()
-        self._interrupted = False
+        self._cut_short = False
 
     async def run(self) -> int:
-        """Returns the exit code: 0 after SIGTERM or when all is done, 130 after Ctrl-C, 1 if something died too often."""
+        """Returns the exit code: 0 when all has drained or is done, 130 if a second signal cut that short, 1 if something died too often."""
         async with anyio.create_task_group() as group:
             group.start_soon(self._signals)
             group.start_soon(self._announce)
@@ -52,7 +52,7 @@ class Runner:
         if culprit is not None:
             self._console.show_last(culprit)
             return 1
-        return 130 if self._interrupted else 0
+        return 130 if self._cut_short else 0
 
     async def _loop(self, group: TaskGroup) -> None:
         while True:
@@ -123,12 +123,12 @@ class Runner:
 
     async def _signals(self) -> None:
         with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as received:
-            async for number in received:
+            async for _ in received:
                 if self._policy.stopping:
                     self._console.say("stopping at once")
                 else:
                     self._console.say("draining; once more to stop at once")
-                self._interrupted = self._interrupted or number == signal.SIGINT
+                self._cut_short = self._policy.stopping
                 self._policy.stop(anyio.current_time())
                 self._news.set()
 

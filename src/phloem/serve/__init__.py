@@ -1,0 +1,1 @@
+"""`phloem serve`: all five services in one process, on the in-memory bus."""

@@ -1,0 +1,142 @@
+"""Flags of `phloem serve` that the bus's common options don't have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_EDGE = "Edges"
+_MODEL = "Model"
+_BATCH = "Batching"
+
+HttpHost = Annotated[
+    str,
+    typer.Option(
+        "--http-host", envvar="PHLOEM_HTTP_HOST", help="Address of HTTP; 0.0.0.0 = all.", rich_help_panel=_EDGE
+    ),
+]
+HttpPort = Annotated[
+    int,
+    typer.Option(
+        "--http-port", envvar="PHLOEM_HTTP_PORT", help="Port of HTTP; 0 = any free one.", rich_help_panel=_EDGE
+    ),
+]
+GrpcHost = Annotated[
+    str,
+    typer.Option(
+        "--grpc-host", envvar="PHLOEM_GRPC_HOST", help="Address of gRPC; 0.0.0.0 = all.", rich_help_panel=_EDGE
+    ),
+]
+GrpcPort = Annotated[
+    int,
+    typer.Option(
+        "--grpc-port",
+        envvar="PHLOEM_GRPC_PORT",
+        help="Port of gRPC; 0 = any free one, -1 = off.",
+        rich_help_panel=_EDGE,
+    ),
+]
+ApiKeysFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--api-keys-file",
+        envvar="PHLOEM_API_KEYS_FILE",
+        help="File with one API key per line. [default: everybody may call]",
+        rich_help_panel=_EDGE,
+    ),
+]
+CorsOrigins = Annotated[
+    str,
+    typer.Option(
+        "--cors-origins",
+        envvar="PHLOEM_CORS_ORIGINS",
+        help="Browser origins, with commas; * = any. [default: CORS off]",
+        rich_help_panel=_EDGE,
+    ),
+]
+RequestTimeout = Annotated[
+    float,
+    typer.Option(
+        "--request-timeout",
+        envvar="PHLOEM_REQUEST_TIMEOUT",
+        help="Deadline of a request, in seconds.",
+        rich_help_panel=_EDGE,
+    ),
+]
+Dtype = Annotated[
+    str,
+    typer.Option("--dtype", envvar="PHLOEM_DTYPE", help="auto, bfloat16 or float32.", rich_help_panel=_MODEL),
+]
+Device = Annotated[
+    str, typer.Option("--device", envvar="PHLOEM_DEVICE", help="auto, cpu or cuda.", rich_help_panel=_MODEL)
+]
+Threads = Annotated[
+    int,
+    typer.Option(
+        "--threads", envvar="PHLOEM_THREADS", help="CPU threads of the model; 0 = automatic.", rich_help_panel=_MODEL
+    ),
+]
+MaxContext = Annotated[
+    int,
+    typer.Option(
+        "--max-context",
+        envvar="PHLOEM_MAX_CONTEXT",
+        help="Most tokens of a sequence; 0 = the model's.",
+        rich_help_panel=_MODEL,
+    ),
+]
+PageSize = Annotated[
+    int,
+    typer.Option("--page-size", envvar="PHLOEM_PAGE_SIZE", help="Tokens per KV page.", rich_help_panel=_BATCH),
+]
+KvTokens = Annotated[
+    int,
+    typer.Option(
+        "--kv-tokens",
+        envvar="PHLOEM_KV_TOKENS",
+        help="Tokens the KV pool holds; 0 = what --kv-memory-gb hold.",
+        rich_help_panel=_BATCH,
+    ),
+]
+KvMemory = Annotated[
+    float,
+    typer.Option("--kv-memory-gb", envvar="PHLOEM_KV_MEMORY_GB", help="Memory of the KV pool.", rich_help_panel=_BATCH),
+]
+MaxRows = Annotated[
+    int, typer.Option("--max-rows", envvar="PHLOEM_MAX_ROWS", help="Sequences at once.", rich_help_panel=_BATCH)
+]
+ChunkTokens = Annotated[
+    int,
+    typer.Option(
+        "--chunk-tokens",
+        envvar="PHLOEM_CHUNK_TOKENS",
+        help="Prompt tokens per step; 0 = as many as fit in --chunk-ms.",
+        rich_help_panel=_BATCH,
+    ),
+]
+ChunkMs = Annotated[
+    float,
+    typer.Option(
+        "--chunk-ms",
+        envvar="PHLOEM_CHUNK_MS",
+        help="Milliseconds a step with prompt tokens may take.",
+        rich_help_panel=_BATCH,
+    ),
+]
+MaxQueued = Annotated[
+    int, typer.Option("--max-queued", envvar="PHLOEM_MAX_QUEUED", help="Sequences that wait.", rich_help_panel=_BATCH)
+]
+Depth = Annotated[
+    int, typer.Option("--depth", envvar="PHLOEM_DEPTH", help="Plans in flight, 1 to 3.", rich_help_panel=_BATCH)
+]
+DisableRadixCache = Annotated[
+    bool,
+    typer.Option(
+        "--disable-radix-cache",
+        envvar="PHLOEM_DISABLE_RADIX_CACHE",
+        help="Forget the KV of finished requests.",
+        rich_help_panel=_BATCH,
+    ),
+]
