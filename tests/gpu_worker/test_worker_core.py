@@ -218,7 +218,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "committed beyond tokens": ({"opens": (good_open(committed=21),)}, "counts beyond"),
     "page beyond pool": ({"opens": (good_open(pages=pack_ids([128])),)}, "page 128"),
     "row of empty slot": ({"rows": pack_ids([3]), "counts": pack_ids([0])}, "not live"),
-    "row beyond slots": ({"rows": pack_ids([99]), "counts": pack_ids([0])}, "not live"),
+    "row beyond slots": ({"rows": pack_ids([99]), "counts": pack_ids([0])}, "no slot 99"),
     "row twice": ({"opens": (good_open(),), "rows": pack_ids([0, 0]), "counts": pack_ids([2, 2])}, "distinct"),
     "extend too far": ({"opens": (good_open(),), "rows": pack_ids([0]), "counts": pack_ids([21])}, "more tokens"),
     "gap": ({"opens": (good_open(),), "rows": pack_ids([0]), "counts": pack_ids([0])}, "gap"),

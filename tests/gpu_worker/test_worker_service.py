@@ -61,8 +61,12 @@ class Scheduler:
         self.came = anyio.Event()
         self.reports: list[Result | StepFailed] = []
         self.got = anyio.Event()
-        self.presence.on_join(Role.WORKER, lambda peer: (self.peers.append(peer), self.came.set())[0])
+        self.presence.on_join(Role.WORKER, self._joined)
         self.presence.on_gone(Role.WORKER, lambda _: self.left.set())
+
+    def _joined(self, peer: Peer) -> None:
+        self.peers.append(peer)
+        self.came.set()
 
     def _take(self, _: Link, report: Result | StepFailed) -> None:
         self.reports.append(report)

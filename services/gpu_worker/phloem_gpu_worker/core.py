@@ -19,10 +19,10 @@ from .batch import Ints, ScoreSpan
 from .draws import FINE, NOT_A_NUMBER, Drawn
 from .errors import BadPlan
 from .grammar_desk import GrammarDesk, State
-from .layout import Rows, lay_out, read_rows
+from .layout import RowReader, Rows, lay_out
 from .logprobs import Scores
 from .runner import Runner
-from .slot_draws import gather_draws
+from .slot_draws import DrawGatherer
 from .slots import Slots
 
 
@@ -57,6 +57,8 @@ class WorkerCore:
         self.slots = Slots(
             limits.slots, context_length, capacity.page_size, capacity.pages, capacity.vocab_size, eos_ids
         )
+        self._reader = RowReader(self.slots, limits.max_step_tokens)
+        self._draws = DrawGatherer(self.slots)
         self._mask_ms_before = 0.0
 
     @property
@@ -76,17 +78,19 @@ class WorkerCore:
             BadPlan: it does not fit what the slots hold. The session is then void: `reset` before another plan.
         """
         self._change_slots(plan)
-        rows = read_rows(plan, self.slots, self.limits.max_step_tokens)
+        rows = self._reader.read(plan)
         outcome = _Outcome(rows)
-        drawing, skipped = self._who_draws(rows, outcome)
-        run = np.flatnonzero(~(rows.decode & ~_among(drawing, len(rows.slots))))
+        drawing, constrained, waiting = self._who_draws(rows, outcome)
+        run = drawing if rows.named.only_decode else _extending_or(rows, drawing)
         if len(run):
-            self._run(rows, run, drawing, outcome)
-        elif skipped and self.desk is not None:
-            self.desk.await_any(skipped)
+            self._run(rows, run, drawing, constrained, outcome)
+        elif waiting and self.desk is not None:
+            self.desk.await_any(waiting)
         return outcome.result(plan.step, self._mask_ms())
 
     def _change_slots(self, plan: Plan) -> None:
+        if not (plan.closes or plan.opens or plan.page_ids or plan.page_slots):
+            return
         for slot in np.frombuffer(plan.closes, dtype="<u4").tolist():
             self._close(slot)
         for opened in plan.opens:
@@ -106,33 +110,39 @@ class WorkerCore:
         if self.desk is not None:
             self.desk.close(slot)
 
-    def _who_draws(self, rows: Rows, outcome: _Outcome) -> tuple[Ints, list[int]]:
-        """Numbers of the rows that draw in this step, and slots that would but whose matcher is not there yet."""
-        draws = rows.draws.copy()
+    def _who_draws(self, rows: Rows, outcome: _Outcome) -> tuple[Ints, list[int], list[int]]:
+        """Numbers of the rows that draw in this step; constrained slots among them; slots whose matcher is not there yet."""
+        special = self.slots.is_special[rows.slots[rows.drawing]]
+        if self.desk is None or not special.any():
+            return rows.drawing, [], []
+        draws = np.ones(len(rows.drawing), dtype=np.bool_)
+        constrained: list[int] = []
         waiting: list[int] = []
-        for row in np.flatnonzero(draws & self.slots.is_special[rows.slots]).tolist():
+        for place in np.flatnonzero(special).tolist():
+            row = int(rows.drawing[place])
             slot = int(rows.slots[row])
-            special = self.slots.special[slot]
-            if special is None or not special.constrained or self.desk is None:
+            held = self.slots.special[slot]
+            if held is None or not held.constrained:
                 continue
             state = self.desk.state(slot)
-            draws[row] = state is State.READY
-            if state is State.FAILED:
+            draws[place] = state is State.READY
+            if state is State.READY:
+                constrained.append(slot)
+            elif state is State.FAILED:
                 self._fail_by_grammar(row, slot, outcome)
             elif state is State.ENDED:
                 outcome.grammar_ended.append(row)
-            elif state is State.WAITING:
+            else:
                 waiting.append(slot)
-        return np.flatnonzero(draws), waiting
+        return (rows.drawing if draws.all() else rows.drawing[draws]), constrained, waiting
 
-    def _run(self, rows: Rows, run: Ints, drawing: Ints, outcome: _Outcome) -> None:
+    def _run(self, rows: Rows, run: Ints, drawing: Ints, constrained: list[int], outcome: _Outcome) -> None:
         batch = lay_out(rows, self.slots, run, drawing)
-        constrained = self._constrained(rows, drawing)
         if self.desk is not None and constrained:
             self.desk.begin(constrained)
         forward = self.runner.forward(batch)
         at = rows.slots[run]
-        self.slots.committed[at] = np.maximum(self.slots.committed[at], rows.starts[run] + rows.counts[run])
+        self.slots.committed[at] = np.maximum(self.slots.committed[at], batch.starts + batch.counts)
         for span, scores in zip(batch.scores, forward.scores, strict=True):
             outcome.logprobs.append(_prompt_logprobs(span, scores))
         masks = self.desk.collect(constrained) if self.desk is not None and constrained else {}
@@ -141,13 +151,9 @@ class WorkerCore:
             drawing, kept = self._without(rows, drawing, late, outcome)
             forward = forward.only(kept)
         if len(drawing):
-            drawn = self.runner.draw(forward, gather_draws(self.slots, rows.slots[drawing], masks))
-            self._commit(rows, drawing, drawn, outcome)
-
-    def _constrained(self, rows: Rows, drawing: Ints) -> list[int]:
-        chosen = rows.slots[drawing]
-        special = chosen[self.slots.is_special[chosen]].tolist()
-        return [slot for slot in special if (held := self.slots.special[slot]) is not None and held.constrained]
+            chosen = rows.slots if drawing is rows.named.numbers else rows.slots[drawing]
+            drawn = self.runner.draw(forward, self._draws.gather(chosen, masks))
+            self._commit(rows, drawing, chosen, drawn, outcome)
 
     def _without(self, rows: Rows, drawing: Ints, late: list[int], outcome: _Outcome) -> tuple[Ints, Ints]:
         """The rows that still draw once those of ``late`` slots are taken out, and their numbers within ``drawing``."""
@@ -160,18 +166,24 @@ class WorkerCore:
         kept = np.flatnonzero(~out)
         return drawing[kept], kept
 
-    def _commit(self, rows: Rows, drawing: Ints, drawn: Drawn, outcome: _Outcome) -> None:
+    def _commit(self, rows: Rows, drawing: Ints, chosen: Ints, drawn: Drawn, outcome: _Outcome) -> None:
         fine = drawn.fault == FINE
-        good = drawing[fine]
-        self.slots.append(rows.slots[good], drawn.ids[fine])
-        outcome.tokens(good, drawn.ids[fine])
-        for place in np.flatnonzero(~fine).tolist():
-            self._fail(int(drawing[place]), rows, int(drawn.fault[place]), outcome)
+        special = self.slots.is_special[chosen]
+        if fine.all():
+            self.slots.append(chosen, drawn.ids)
+            outcome.tokens(drawing, drawn.ids)
+            if not special.any():
+                return
+        else:
+            self.slots.append(chosen[fine], drawn.ids[fine])
+            outcome.tokens(drawing[fine], drawn.ids[fine])
+            for place in np.flatnonzero(~fine).tolist():
+                self._fail(int(drawing[place]), rows, int(drawn.fault[place]), outcome)
         for place, scored in enumerate(drawn.scored_rows.tolist()):
             row = int(drawing[scored])
             if fine[scored] and drawn.scores is not None:
                 outcome.logprobs.append(self._output_logprobs(row, int(rows.slots[row]), place, drawn.scores))
-        for place in np.flatnonzero(fine & self.slots.is_special[rows.slots[drawing]]).tolist():
+        for place in np.flatnonzero(fine & special).tolist():
             row = int(drawing[place])
             self._note_special(row, int(rows.slots[row]), int(drawn.ids[place]), outcome)
 
@@ -194,7 +206,7 @@ class WorkerCore:
 
     def _fail(self, row: int, rows: Rows, fault: int, outcome: _Outcome) -> None:
         slot = int(rows.slots[row])
-        self.slots.failed[slot] = True
+        self.slots.wants[slot] = False
         if fault == NOT_A_NUMBER:
             pages = self.slots.tables[slot, : self.slots.pages[slot]].astype(np.int64)
             self.runner.scrub(pages)
@@ -205,7 +217,7 @@ class WorkerCore:
     def _fail_by_grammar(self, row: int, slot: int, outcome: _Outcome) -> None:
         assert self.desk is not None
         trouble = self.desk.trouble(slot)
-        self.slots.failed[slot] = True
+        self.slots.wants[slot] = False
         outcome.failures.append(RowFailure(row, trouble.code, trouble.message))
 
     def _mask_ms(self) -> float:
@@ -242,11 +254,11 @@ class _Outcome:
         )
 
 
-def _among(numbers: Ints, count: int) -> NDArray[np.bool_]:
-    """bool [count]: whether each number below ``count`` is among ``numbers``."""
-    present = np.zeros(count, dtype=np.bool_)
-    present[numbers] = True
-    return present
+def _extending_or(rows: Rows, drawing: Ints) -> Ints:
+    """Numbers of the rows that run: all that extend, and those that decode if they draw."""
+    runs = ~rows.named.decode
+    runs[drawing] = True
+    return rows.named.numbers if runs.all() else np.flatnonzero(runs)
 
 
 def _prompt_logprobs(span: ScoreSpan, scores: Scores) -> RowLogprobs:

@@ -1,4 +1,7 @@
-"""From a plan's rows to a batch."""
+"""From a plan's rows to a batch.
+
+While sequences just decode, plan after plan names the same rows: what depends only on their names is kept from one plan to the next.
+"""
 
 from __future__ import annotations
 
@@ -15,49 +18,107 @@ from .slots import Slots
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """A plan's rows, checked against the slots: row i runs ``counts[i]`` tokens from ``starts[i]`` on."""
+class Named:
+    """What a plan's row and count bytes say by themselves."""
 
+    key: tuple[bytes, bytes]
     slots: Ints
     decode: NDArray[np.bool_]
     """The row takes the slot's newest token, whatever it is."""
-    starts: Ints
     counts: Ints
-    draws: NDArray[np.bool_]
-    """The row's known tokens are used up and the sequence wants a token."""
+    """Tokens the row runs, at least 1."""
+    numbers: Ints
+    """0, 1, ... for all rows."""
+    only_decode: bool
+    tokens: int
 
 
-def read_rows(plan: Plan, slots: Slots, max_step_tokens: int) -> Rows:
-    """The plan's rows. Raises `BadPlan` if they don't fit what the slots hold."""
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A plan's rows, checked against the slots: row i runs ``counts[i]`` tokens from ``starts[i]`` on."""
+
+    named: Named
+    starts: Ints
+    drawing: Ints
+    """Numbers of the rows whose known tokens are used up and whose sequence wants a token, ascending."""
+
+    @property
+    def slots(self) -> Ints:
+        return self.named.slots
+
+    @property
+    def counts(self) -> Ints:
+        return self.named.counts
+
+
+class RowReader:
+    """Reads plans' rows; remembers the last plan's names."""
+
+    def __init__(self, slots: Slots, max_step_tokens: int) -> None:
+        self._slots = slots
+        self._max_step_tokens = max_step_tokens
+        self._last: Named | None = None
+
+    def read(self, plan: Plan) -> Rows:
+        """The plan's rows. Raises `BadPlan` if they don't fit what the slots hold."""
+        slots = self._slots
+        named = self._last
+        if named is None or named.key != (plan.rows, plan.counts):
+            self._last = named = _named(plan, len(slots))
+        if named.tokens > self._max_step_tokens:
+            raise BadPlan(f"a plan of {named.tokens} tokens exceeds the limit of {self._max_step_tokens}")
+        length, committed = slots.length[named.slots], slots.committed[named.slots]
+        starts = length - 1 if named.only_decode else np.where(named.decode, length - 1, committed)
+        ends = starts + named.counts
+        covered = slots.pages[named.slots] * slots.page_size
+        bad = ~slots.live[named.slots] | (ends > length) | (starts > committed) | (ends > covered)
+        bad |= ends >= slots.tokens.shape[1]
+        if bad.any():
+            row = int(bad.argmax())
+            raise BadPlan(_what_is_wrong(int(named.slots[row]), slots, int(starts[row]), int(ends[row])))
+        draws = slots.wants[named.slots] if named.only_decode else slots.wants[named.slots] & (ends == length)
+        return Rows(named, starts, named.numbers if draws.all() else np.flatnonzero(draws))
+
+
+def _named(plan: Plan, slots: int) -> Named:
     rows = np.frombuffer(plan.rows, dtype="<u4").astype(np.int64)
     given = np.frombuffer(plan.counts, dtype="<u4").astype(np.int64)
     if len(rows) != len(given) or len(np.unique(rows)) != len(rows):
         raise BadPlan("rows and counts must be equally long and rows distinct")
-    if len(rows) and (rows.max() >= len(slots) or not slots.live[rows].all()):
-        raise BadPlan("a row names a slot that is not live")
+    if len(rows) and rows.max() >= slots:
+        raise BadPlan(f"there is no slot {rows.max()}")
     decode = given == 0
     counts = np.where(decode, 1, given)
-    starts = np.where(decode, slots.length[rows] - 1, slots.committed[rows])
-    ends = starts + counts
-    if (ends > slots.length[rows]).any() or (starts > slots.committed[rows]).any():
-        raise BadPlan("a row takes more tokens than its slot knows, or leaves a gap in its KV")
-    if (ends > slots.pages[rows] * slots.page_size).any():
-        raise BadPlan("a row's pages do not cover its tokens")
-    if counts.sum() > max_step_tokens:
-        raise BadPlan(f"a plan of {counts.sum()} tokens exceeds the limit of {max_step_tokens}")
-    draws = (ends == slots.length[rows]) & slots.draws[rows] & ~slots.failed[rows]
-    if (slots.length[rows[draws]] >= slots.tokens.shape[1]).any():
-        raise BadPlan("a row would draw beyond the context")
-    return Rows(rows, decode, starts, counts, draws)
+    return Named(
+        (plan.rows, plan.counts), rows, decode, counts, np.arange(len(rows)), bool(decode.all()), int(counts.sum())
+    )
+
+
+def _what_is_wrong(slot: int, slots: Slots, start: int, end: int) -> str:
+    if not slots.live[slot]:
+        return f"a row names slot {slot}, which is not live"
+    if end > slots.length[slot]:
+        return f"a row takes more tokens than slot {slot} knows"
+    if start > slots.committed[slot]:
+        return f"a row leaves a gap in the KV of slot {slot}"
+    if end > slots.pages[slot] * slots.page_size:
+        return f"the pages of slot {slot} do not cover its row"
+    return f"slot {slot} would go beyond the context"
 
 
 def lay_out(rows: Rows, slots: Slots, run: Ints, draw: Ints) -> Batch:
     """A batch of the rows numbered ``run``, with logits for those numbered ``draw`` (a part of ``run``, both ascending)."""
-    chosen, starts, counts = rows.slots[run], rows.starts[run], rows.counts[run]
-    index, positions = token_positions(starts, counts)
-    tokens = slots.tokens[chosen[index], positions].astype(np.int64)
+    everything = run is rows.named.numbers
+    chosen = rows.slots if everything else rows.slots[run]
+    starts = rows.starts if everything else rows.starts[run]
+    counts = rows.counts if everything else rows.counts[run]
     widest = -(-int((starts + counts).max()) // slots.page_size)
     tables = slots.tables[chosen, :widest].astype(np.int64)
+    if rows.named.only_decode:
+        tokens = slots.tokens[chosen, starts].astype(np.int64)
+        return Batch(tokens, starts, starts, counts, tables, np.arange(len(run)))
+    index, positions = token_positions(starts, counts)
+    tokens = slots.tokens[chosen[index], positions].astype(np.int64)
     ends = np.cumsum(counts) - 1
     return Batch(
         tokens, positions, starts, counts, tables, ends[np.searchsorted(run, draw)], _scores(rows, slots, run, ends)
@@ -67,16 +128,15 @@ def lay_out(rows: Rows, slots: Slots, run: Ints, draw: Ints) -> Batch:
 def _scores(rows: Rows, slots: Slots, run: Ints, ends: Ints) -> tuple[ScoreSpan, ...]:
     """Prompt tokens whose logprobs this step can tell: each is predicted by the token before it."""
     spans = []
-    for place in np.flatnonzero(slots.scores[rows.slots[run]]).tolist():
+    for place in np.flatnonzero(slots.scores[rows.slots[run]] & ~rows.named.decode[run]).tolist():
         row = int(run[place])
-        slot, start = int(rows.slots[row]), int(rows.starts[row])
+        slot, start, count = int(rows.slots[row]), int(rows.starts[row]), int(rows.counts[row])
         params = slots.params[slot]
-        if rows.decode[row] or params is None:
-            continue
+        assert params is not None
         begin = max(start + 1, params.logprob_start, 1)
-        end = min(start + int(rows.counts[row]) + 1, int(slots.prompt[slot]))
+        end = min(start + count + 1, int(slots.prompt[slot]))
         if begin < end:
-            first = int(ends[place]) - int(rows.counts[row]) + 1 + (begin - 1 - start)
+            first = int(ends[place]) - count + begin - start
             targets = slots.tokens[slot, begin:end].astype(np.int64)
             spans.append(ScoreSpan(row, first, targets, begin, params.prompt_logprobs))
     return tuple(spans)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,21 +15,48 @@ from .slots import Slots, Special
 Bits = NDArray[np.int32]
 
 
-def gather_draws(slots: Slots, chosen: Ints, masks: Mapping[int, Bits]) -> Draws:
-    """Draws for the slots ``chosen``, in this order.
+class DrawGatherer:
+    """Gathers draws; what does not change from step to step is kept while the same slots draw."""
 
-    Args:
-        masks: the grammar mask of each constrained slot among them.
-    """
-    positions = slots.length[chosen] - slots.prompt[chosen]
-    logprobs = np.full(len(chosen), -1, dtype=np.int64)
-    edits = _Edits()
-    for row in np.flatnonzero(slots.is_special[chosen]).tolist():
-        slot = int(chosen[row])
-        special = slots.special[slot]
-        assert special is not None
-        logprobs[row] = special.params.logprobs
-        edits.add(row, special, int(positions[row]), masks[slot] if special.constrained else None)
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
+        self._chosen: Ints | None = None
+        self._version = -1
+        self._kept: Draws | None = None
+        self._special: list[int] = []
+
+    def gather(self, chosen: Ints, masks: Mapping[int, Bits]) -> Draws:
+        """Draws for the slots ``chosen``, in this order.
+
+        Args:
+            masks: the grammar mask of each constrained slot among them.
+        """
+        slots = self._slots
+        if self._kept is None or self._chosen is not chosen or self._version != slots.version:
+            self._kept = _parameters(slots, chosen)
+            self._special = np.flatnonzero(slots.is_special[chosen]).tolist()
+            self._chosen, self._version = chosen, slots.version
+        positions = slots.length[chosen] - slots.prompt[chosen]
+        if not self._special:
+            return replace(self._kept, positions=positions)
+        edits = _Edits()
+        for row in self._special:
+            slot = int(chosen[row])
+            special = slots.special[slot]
+            assert special is not None
+            edits.add(row, special, int(positions[row]), masks[slot] if special.constrained else None)
+        return replace(
+            self._kept,
+            positions=positions,
+            penalties=edits.penalties(),
+            biases=edits.biases(),
+            masks=edits.masks(),
+        )
+
+
+def _parameters(slots: Slots, chosen: Ints) -> Draws:
+    """The draws without positions and edits."""
+    logprobs = [-1 if (special := slots.special[slot]) is None else special.params.logprobs for slot in chosen.tolist()]
     return Draws(
         temperature=slots.temperature[chosen],
         top_p=slots.top_p[chosen],
@@ -36,11 +64,8 @@ def gather_draws(slots: Slots, chosen: Ints, masks: Mapping[int, Bits]) -> Draws
         min_p=slots.min_p[chosen],
         seeds=slots.seeds[chosen],
         children=slots.children[chosen],
-        positions=positions,
-        logprobs=logprobs,
-        penalties=edits.penalties(),
-        biases=edits.biases(),
-        masks=edits.masks(),
+        positions=np.empty(0, dtype=np.int64),
+        logprobs=np.array(logprobs, dtype=np.int64),
     )
 
 

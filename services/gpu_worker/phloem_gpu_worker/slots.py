@@ -48,6 +48,8 @@ class Slots:
         self._eos_ids = eos_ids
         self.tokens: NDArray[np.int32] = np.zeros((slots, context + 1), dtype=np.int32)
         self.tables: NDArray[np.int32] = np.zeros((slots, -(-context // page_size)), dtype=np.int32)
+        self.version = 0
+        """Counts openings: what was gathered from the sampling parameters holds as long as it stays."""
         self.live = np.zeros(slots, dtype=np.bool_)
         self.length: Ints = np.zeros(slots, dtype=np.int64)
         """Known tokens: given and drawn."""
@@ -55,10 +57,9 @@ class Slots:
         """Tokens at the front whose KV is in the pool."""
         self.prompt: Ints = np.zeros(slots, dtype=np.int64)
         self.pages: Ints = np.zeros(slots, dtype=np.int64)
-        self.failed = np.zeros(slots, dtype=np.bool_)
-        """Yields nothing more; its known tokens still get their KV, which others may share."""
-        self.draws = np.zeros(slots, dtype=np.bool_)
-        """Whether the sequence wants tokens at all (``max_tokens`` > 0)."""
+        self.wants = np.zeros(slots, dtype=np.bool_)
+        """Whether the sequence wants tokens: not with ``max_tokens`` 0, and not after a failure. Known tokens get their KV anyway,
+        since others may share it."""
         self.temperature: Floats = np.zeros(slots, dtype=np.float32)
         self.top_p: Floats = np.ones(slots, dtype=np.float32)
         self.top_k: Ints = np.full(slots, -1, dtype=np.int64)
@@ -97,11 +98,12 @@ class Slots:
             raise BadPlan(f"slot {slot} is opened with counts beyond its {len(ids)} tokens")
         if ids.max() >= self._vocab_size:
             raise BadPlan(f"slot {slot} is opened with token {ids.max()}; the vocabulary has {self._vocab_size}")
-        self.live[slot], self.failed[slot] = True, False
+        self.version += 1
+        self.live[slot] = True
         self.tokens[slot, : len(ids)] = ids
         self.length[slot], self.committed[slot] = len(ids), opened.committed
         self.prompt[slot] = opened.prompt_tokens
-        self.draws[slot] = params.max_tokens > 0
+        self.wants[slot] = params.max_tokens > 0
         self.pages[slot] = 0
         self.tables[slot] = self._scratch_page
         pages = np.frombuffer(opened.pages, dtype="<u4")

@@ -45,7 +45,9 @@ class StandInRunner:
         scores = tuple(_no_scores(span.targets, span.top) for span in batch.scores)
         at = batch.logits_at
         ids = next_token(batch.tokens[at], batch.positions[at], self._capacity.vocab_size)
-        time.sleep(max(0.0, end - time.perf_counter() - _SPIN_S))
+        pause = end - time.perf_counter() - _SPIN_S
+        if pause > 0:
+            time.sleep(pause)
         while time.perf_counter() < end:
             pass
         return Forward(ids, scores)
