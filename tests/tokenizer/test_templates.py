@@ -3,6 +3,7 @@
 import json
 import time
 from datetime import datetime
+from typing import Any
 
 import msgspec
 import pytest
@@ -44,28 +45,99 @@ def test_the_default_models_template(smollm2: ModelFiles) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("source", "text"),
-    [
-        ("{{ bos_token }}{{ messages[0]['role'] }}{{ eos_token }}", "<s>system</s>"),
-        ("{{ messages[1].content | tojson }}{{ messages[1] | tojson }}", '"Hi ü"{"role": "user", "content": "Hi ü"}'),
-        ("{{ strftime_now('%d %b %Y') }}", "09 Mar 2026"),
-        ("{% for m in messages %}\n    {{ m.role }}\n    {% endfor %}\n", "    system\n    user\n    assistant\n"),
-        ("{% for m in messages %}{% if loop.index0 == 1 %}{% break %}{% endif %}{{ m.role }}{% endfor %}", "system"),
-        ("{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}", "3"),
-        ("{% macro t(x) %}<{{ x }}>{% endmacro %}{{ t('a') ~ t(messages | length) }}", "<a><3>"),
-        ("{% for m in messages if m.role == 'user' %}{{ m.content.strip() }}{% endfor %}", "Hi ü"),
-        ("{% for m in messages %}{% if m.tool_calls %}x{% endif %}{% endfor %}{% if tools %}y{% endif %}", ""),
-        ("{% set x %}a{{ 'b' }}{% endset %}{{ x }}{{ messages[-1].name is defined }}", "abFalse"),
-        ("{% generation %}{{ messages[2].content }}{% endgeneration %}", "Hello"),
-        ("{{ 'a-b'.split('-') | join('+') }}{{ 'abc' | replace('b', 'x') }}{{ 'abc'[1:] }}{{ 7 % 3 }}", "a+baxcbc1"),
-        ("{{ messages | selectattr('role', 'equalto', 'user') | map(attribute='content') | list | first }}", "Hi ü"),
-        ("{{ '%s is %d' % ('x', 3) }}{{ '{}!'.format('y') }}", "x is 3y!"),
-        ("{% filter upper %}a{% endfilter %}{{ {'a': 1} | tojson(indent=2) | indent(1) }}", 'A{\n   "a": 1\n }'),
-    ],
-)
+PUBLISHED = [
+    ("{{ bos_token }}{{ messages[0]['role'] }}{{ eos_token }}", "<s>system</s>"),
+    ("{{ messages[1].content | tojson }}{{ messages[1] | tojson }}", '"Hi ü"{"role": "user", "content": "Hi ü"}'),
+    ("{{ strftime_now('%d %b %Y') }}", "09 Mar 2026"),
+    ("{% for m in messages %}\n    {{ m.role }}\n    {% endfor %}\n", "    system\n    user\n    assistant\n"),
+    ("{% for m in messages %}{% if loop.index0 == 1 %}{% break %}{% endif %}{{ m.role }}{% endfor %}", "system"),
+    ("{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}", "3"),
+    ("{% macro t(x) %}<{{ x }}>{% endmacro %}{{ t('a') ~ t(messages | length) }}", "<a><3>"),
+    ("{% for m in messages if m.role == 'user' %}{{ m.content.strip() }}{% endfor %}", "Hi ü"),
+    ("{% for m in messages %}{% if m.tool_calls %}x{% endif %}{% endfor %}{% if tools %}y{% endif %}", ""),
+    ("{% set x %}a{{ 'b' }}{% endset %}{{ x }}{{ messages[-1].name is defined }}", "abFalse"),
+    ("{% generation %}{{ messages[2].content }}{% endgeneration %}", "Hello"),
+    ("{{ 'a-b'.split('-') | join('+') }}{{ 'abc' | replace('b', 'x') }}{{ 'abc'[1:] }}{{ 7 % 3 }}", "a+baxcbc1"),
+    ("{{ messages | selectattr('role', 'equalto', 'user') | map(attribute='content') | list | first }}", "Hi ü"),
+    ("{{ '%s is %d' % ('x', 3) }}{{ '{}!'.format('y') }}", "x is 3y!"),
+    ("{% filter upper %}a{% endfilter %}{{ {'a': 1} | tojson(indent=2) | indent(1) }}", 'A{\n   "a": 1\n }'),
+]
+
+
+@pytest.mark.parametrize(("source", "text"), PUBLISHED)
 def test_what_published_templates_use(source: str, text: str) -> None:
     assert render(source) == text
+
+
+LONG = {
+    "turns counted from the end, thoughts cut out": """
+        {%- set ns = namespace(last=messages|length - 1, found=false) %}
+        {%- for m in messages[::-1] %}
+            {%- if not ns.found and m.role == "user" and not (m.content.startswith('<t>') and m.content.endswith('</t>')) %}
+                {%- set ns.found = true %}{%- set ns.last = (messages|length - 1) - loop.index0 %}
+            {%- endif %}
+        {%- endfor %}
+        {%- for m in messages %}
+            {%- set content = m.content %}
+            {%- if '</think>' in content %}
+                {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
+            {%- endif %}
+            {{- '<|' + m.role + '|>' + content + ('*' if loop.index0 > ns.last else '') + '\\n' }}
+        {%- endfor %}""",
+    "tools as types, by a macro that calls itself": """
+        {%- macro kind(spec) %}
+            {%- set names = {"string": "str", "integer": "int"} %}
+            {%- if names[spec.type] is defined %}{{- names[spec.type] }}
+            {%- elif spec.type == "array" %}{{- "List[" + kind(spec["items"]) + "]" }}
+            {%- elif spec.type is iterable and spec.type is not string %}{{- "Union[" }}
+                {%- for t in spec.type %}{{- kind({"type": t}) }}{%- if not loop.last %}{{- "," }}{%- endif %}{%- endfor %}
+                {{- "]" }}
+            {%- else %}{{- "Any" }}
+            {%- endif %}
+        {%- endmacro %}
+        {%- for tool in tools or [] %}
+            {%- for name, spec in tool.function.parameters|items %}
+                {{- name + ': ' + kind(spec) + '\\n' }}
+            {%- endfor %}
+            {{- tool.function|tojson(indent=4)|indent(8, first=true) }}
+            {%- for key, val in tool.function.items() if key != "name" %}{{- key + val|string }}{%- endfor %}
+        {%- endfor %}""",
+    "alternation checked, the last user turn marked": """
+        {%- if messages[0]["role"] == "system" %}
+            {%- set system = messages[0]["content"]|trim %}{%- set loop_messages = messages[1:] %}
+        {%- else %}{%- set loop_messages = messages %}{%- endif %}
+        {%- set users = loop_messages | selectattr("role", "equalto", "user") | list %}
+        {{- bos_token }}
+        {%- for m in loop_messages %}
+            {%- if (m["role"] == "user") != (loop.index0 % 2 == 0) %}{{- raise_exception("must alternate") }}{%- endif %}
+            {%- if m == users[-1] and system is defined %}{{- "[" + system + "]" }}{%- endif %}
+            {{- m.role | upper ~ ": " ~ m.content | trim }}
+            {%- if not loop.last %}{{- ", " }}{%- else %}{{- eos_token }}{%- endif %}
+        {%- endfor %}
+        {%- if date is not defined %}{%- set date = "today" %}{%- endif %}{{- date }}""",
+}
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "fü<&>",
+            "parameters": {
+                "a": {"type": "array", "items": {"type": "string"}},
+                "b": {"type": ["integer", "string", "x"]},
+            },
+        },
+    }
+]
+
+
+@pytest.mark.parametrize("source", [*LONG.values(), *(source for source, _ in PUBLISHED if "strftime" not in source)])
+def test_templates_render_as_in_transformers(source: str) -> None:
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    variables = {"tools": TOOLS, "bos_token": "<s>", "eos_token": "</s>", "add_generation_prompt": True}
+    chat = [{"role": message.role, "content": message.content} for message in CHAT]
+    expected = _compile_jinja_template(source).render(messages=chat, **variables)
+    assert render(source, tools=json.dumps(TOOLS)) == expected
 
 
 def test_a_template_may_refuse_a_chat_and_its_words_are_the_error() -> None:
@@ -117,6 +189,9 @@ def test_a_model_without_a_usable_template() -> None:
         "{% import 'os' as os %}",
         "{% extends 'x' %}",
         "{{ lipsum(1000) }}",
+        "{{ dict.__subclasses__() }}{{ dict.mro() }}",
+        "{% set ns = namespace() %}{% set ns.__class__ = 1 %}x",
+        "{% set ns = namespace() %}{% set ns._Namespace__attrs = 1 %}x{{ ns._Namespace__attrs }}",
     ],
 )
 def test_escapes_and_mutation_are_refused(source: str) -> None:
@@ -159,6 +234,12 @@ def test_escapes_and_mutation_are_refused(source: str) -> None:
         "{{ '%*d' % (999999999, 1) }}",
         "{{ '{:999999999}'.format(1) }}",
         "{{ '{:{}}'.format(1, 999999999) }}",
+        "{% set x = 'a' * 800000 %}{{ ('{0}' * 99999).format(x) }}",
+        "{% set x = ['a'] * 9999 %}{{ ('{0}' * 99999).format(x) }}",
+        "{% set x = 'a' * 800000 %}{{ ('%(a)s' * 99999) % {'a': x} }}",
+        "{{ ('{0:9999}' * 99999).format(1) }}",
+        "{{ '\\t'.expandtabs(999999999) }}",
+        "{{ ('\\n' * 800000) | indent(99) }}",
         "{{ 'a'.center(999999999) }}{{ 'a'.zfill(width=999999999) }}",
         "{{ 'a' | center(999999999) }}",
         "{{ '\na' | indent(999999999) }}",

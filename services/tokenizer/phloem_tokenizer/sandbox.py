@@ -7,32 +7,41 @@ operators, filters and calls make are charged to it; no single value grows beyon
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-from jinja2 import Environment, nodes, pass_environment
+from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
-from jinja2.filters import make_attrgetter
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-MAX_TEXT = 8 << 20  # characters of any value and of the result: some two million tokens, beyond every context
+from phloem_tokenizer.growth import (
+    MAX_TEXT,
+    TOO_LARGE,
+    check_format,
+    check_joined,
+    check_repetition,
+    check_replacement,
+    check_widths,
+    checked_format,
+    checked_indent,
+    checked_join,
+    checked_replace,
+    tojson,
+)
+
 MAX_STEPS = 500_000  # about a second; a chat of 10,000 messages takes a few 10,000
 CHARACTERS_PER_STEP = 256  # what copying that much text costs, compared with a round of a loop
 MAX_BITS = 256  # of any integer; templates count messages
-MAX_WIDTH_DIGITS = 4  # of a number in a format string, so that padding stays small
 CHECK_EVERY = 256  # steps between two questions whether to give up
 
 BUDGET = "phloem budget"  # not an identifier, so no template can name it
 
-_TOO_LARGE = "the chat template makes a value that is too large"
-_WIDE = re.compile(rf"\d{{{MAX_WIDTH_DIGITS + 1},}}|\*|\{{[^{{}}]*\{{")  # wide, or a width taken from an argument
-_PADDING = ("center", "ljust", "rjust", "zfill", "expandtabs")
+_PADDING = ("center", "ljust", "rjust", "zfill")
 
 
 class GaveUp(Exception):
@@ -70,10 +79,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
         for name in ("batch", "center", "format", "pprint", "random", "slice", "urlize", "wordwrap"):
             del self.filters[name]  # they pad, or are not functions of the chat
         del self.globals["lipsum"]
-        self.filters["tojson"] = _tojson
-        self.filters["indent"] = _checked_filter(self.filters["indent"])
-        self.filters["replace"] = _checked_replace
-        self.filters["join"] = _checked_join
+        self.globals["dict"] = lambda *args, **kwargs: dict(*args, **kwargs)
+        self.globals["namespace"] = SafeNamespace
+        self.filters["tojson"] = tojson
+        self.filters["indent"] = checked_indent
+        self.filters["replace"] = checked_replace
+        self.filters["join"] = checked_join
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree: nodes.Template = _Meter().visit(super()._parse(source, name, filename))
@@ -87,7 +98,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         budget.charge(1)
         if isinstance(value, (str, bytes)):
             if len(value) > MAX_TEXT:
-                raise SecurityError(_TOO_LARGE)
+                raise SecurityError(TOO_LARGE)
             budget.charge(len(value) // CHARACTERS_PER_STEP)
         elif isinstance(value, (list, tuple, dict)):
             _charge_all(budget, value)
@@ -97,30 +108,38 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if operator == "**" and not (isinstance(right, (int, float)) and abs(right) <= MAX_BITS):
             raise SecurityError("the chat template raises to a power that is too large")
         if operator == "%" and isinstance(left, str):
-            _check_format(left)
+            check_format(left, right)
         if operator == "*":
-            _check_repetition(left, right)
-            _check_repetition(right, left)
+            check_repetition(left, right)
+            check_repetition(right, left)
         return self.tick(context, super().call_binop(context, operator, left, right))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        if getattr(value, "__name__", "") in ("format", "format_map") and isinstance(value.__self__, str):
-            _check_format(value.__self__)
-        return super().wrap_str_format(value)
+        wrapped = super().wrap_str_format(value)
+        return None if wrapped is None else checked_format(str(value.__self__), wrapped)
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         method, owner = getattr(obj, "__name__", ""), getattr(obj, "__self__", None)
         if isinstance(owner, str):
             if method in _PADDING:
-                _check_widths(args, kwargs)
+                check_widths(args, kwargs)
             elif method == "replace":
-                _check_replacement(owner, *args[:2])
+                check_replacement(owner, *args[:2])
             elif method == "join" and len(args) == 1:
-                args = (_check_joined(owner, args[0]),)
-            elif method == "translate":
-                raise SecurityError("the chat template translates text, which is not supported")
+                args = (check_joined(owner, args[0]),)
+            elif method in ("translate", "expandtabs"):
+                raise SecurityError(f"the chat template uses {method}, which is not supported")
         value = super().call(context, obj, *args, **kwargs)
         return value if obj == self.tick else self.tick(context, value)
+
+
+class SafeNamespace(Namespace):
+    """A namespace whose attributes can't stand in for what Python itself looks up on an object."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            raise SecurityError(f"the chat template sets {name!r} on a namespace")
+        super().__setitem__(name, value)
 
 
 class GenerationBlock(Extension):
@@ -200,62 +219,3 @@ def _charge_all(budget: Budget, container: Any) -> None:
             left.extend(value.values())
         elif isinstance(value, (list, tuple)):
             left.extend(value)
-
-
-def _tojson(value: Any, indent: int | None = None, ensure_ascii: bool = False, **options: Any) -> str:
-    """JSON as published templates expect it: not escaped for HTML, other scripts as they are."""
-    if indent is not None:
-        _check_widths((indent,), {})
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
-
-
-def _checked_filter(original: Callable[..., Any]) -> Callable[..., Any]:
-    def checked(text: str, *args: Any, **kwargs: Any) -> Any:
-        _check_widths(args, kwargs)
-        return original(text, *args, **kwargs)
-
-    return checked
-
-
-def _checked_replace(text: Any, old: Any, new: Any, count: int = -1) -> str:
-    _check_replacement(str(text), str(old), str(new))
-    return str(text).replace(str(old), str(new), count)
-
-
-@pass_environment
-def _checked_join(environment: Environment, value: Any, d: Any = "", attribute: Any = None) -> str:
-    parts = list(value)
-    if attribute is not None:
-        parts = list(map(make_attrgetter(environment, attribute), parts))
-    return str(d).join(_check_joined(str(d), [str(part) for part in parts]))
-
-
-def _check_joined(joint: str, parts: Any) -> list[Any]:
-    """The parts as a list, since only a list can be counted and then joined."""
-    listed = list(parts)
-    if len(joint) * len(listed) + sum(len(part) for part in listed if isinstance(part, str)) > MAX_TEXT:
-        raise SecurityError(_TOO_LARGE)
-    return listed
-
-
-def _check_replacement(text: str, old: Any = "", new: Any = "") -> None:
-    if isinstance(old, str) and isinstance(new, str):
-        times = text.count(old) if len(new) > len(old) else 0
-        if len(text) + times * (len(new) - len(old)) > MAX_TEXT:
-            raise SecurityError(_TOO_LARGE)
-
-
-def _check_repetition(sequence: Any, times: Any) -> None:
-    if isinstance(sequence, (str, bytes, list, tuple)) and isinstance(times, int) and len(sequence) * times > MAX_TEXT:
-        raise SecurityError(_TOO_LARGE)
-
-
-def _check_format(form: str) -> None:
-    if _WIDE.search(form):
-        raise SecurityError("the chat template formats with a width that is too large")
-
-
-def _check_widths(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    for width in (*args, *kwargs.values()):
-        if isinstance(width, int) and width >= 10**MAX_WIDTH_DIGITS:
-            raise SecurityError("the chat template pads to a width that is too large")

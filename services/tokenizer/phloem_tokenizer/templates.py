@@ -11,7 +11,8 @@ from jinja2 import Template, TemplateError
 
 from phloem_proto.messages import ChatMessage
 from phloem_tokenizer.errors import Refused
-from phloem_tokenizer.sandbox import BUDGET, MAX_TEXT, Budget, GaveUp, Sandbox
+from phloem_tokenizer.growth import MAX_TEXT
+from phloem_tokenizer.sandbox import BUDGET, Budget, GaveUp, Sandbox
 
 MAX_ERROR_CHARACTERS = 300  # of a template's own message, in the reply
 _RESERVED = ("messages", "tools", "bos_token", "eos_token", "raise_exception", "strftime_now")
