@@ -179,6 +179,6 @@ _VIOLATION = re.compile(r'permissions violation for (publish|subscription) to "(
 
 
 def violation(error: Exception) -> tuple[str, str] | None:
-    """(``publish`` or ``subscription``, subject) if the server said that this user may not."""
+    """(``publish`` or ``subscription``, subject in lower case) if the server said that this user may not."""
     found = _VIOLATION.search(str(error))
     return (found.group(1).lower(), found.group(2)) if found else None
