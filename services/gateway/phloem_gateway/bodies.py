@@ -20,7 +20,7 @@ class StreamOptions(msgspec.Struct):
 class JsonSchemaFormat(msgspec.Struct):
     """``response_format.json_schema``. The schema's text is kept as the client wrote it."""
 
-    schema: msgspec.Raw | None = None
+    schema: msgspec.Raw = msgspec.Raw()
     name: str | None = None
     strict: bool | None = None
 

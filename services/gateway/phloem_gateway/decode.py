@@ -14,9 +14,10 @@ T = TypeVar("T")
 
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>[^`]+)`)?$", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<name>[^`]+)`")
+_TYPES = re.compile(r"`([a-z |]+)`")
 _WORDS = {
-    "`int`": "an integer", "`float`": "a number", "`str`": "a string", "`bool`": "a boolean", "`array`": "a list",
-    "`object`": "an object", "`null`": "null",
+    "int": "an integer", "float": "a number", "str": "a string", "bool": "a boolean", "array": "a list", "object": "an object",
+    "null": "null",
 }  # fmt: skip
 _STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _BRACKETS = re.compile(rb"[\[\]{}]")
@@ -62,9 +63,9 @@ def _translate(text: str) -> ApiError:
     if missing:
         name = f"{param}.{missing['name']}" if param else missing["name"]
         return ApiError("missing_required_parameter", f"Missing required parameter: '{name}'.", param=name)
-    for word, plain in _WORDS.items():
-        what = what.replace(word, plain)
-    what = what.replace(" | ", " or ").replace(", got", " but got")
+    what = _TYPES.sub(lambda types: " or ".join(_WORDS.get(t, t) for t in types[1].split(" | ")), what).replace(
+        ", got", " but got"
+    )
     subject = f"'{param}'" if param else "the request body"
     return ApiError("invalid_type", f"Invalid type for {subject}: {what[:1].lower()}{what[1:]}.", param=param)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+from collections import deque
 from collections.abc import Iterable
 
 import anyio
@@ -62,7 +63,8 @@ class Gateway:
         self._calls: dict[int, Answer] = {}
         self._closed = anyio.Event()
         self._tasks: TaskGroup | None = None
-        self._outbox_in, self._outbox = anyio.create_memory_object_stream[tuple[Role, str, Message]](OUTBOX)
+        self._outbox: deque[tuple[Role, str, Message]] = deque()
+        self._outgoing = anyio.Event()
         self._leader: tuple[str, int] | None = None
 
     # --- For the edges ----------------------------------------------------------------------------------------------
@@ -199,10 +201,9 @@ class Gateway:
 
     def _tell(self, messages: Iterable[tuple[Role, str, Message]]) -> None:
         for item in messages:
-            try:
-                self._outbox_in.send_nowait(item)
-            except (anyio.WouldBlock, anyio.BrokenResourceError):
-                pass  # the next reconcile tells it
+            if len(self._outbox) < OUTBOX:
+                self._outbox.append(item)
+        self._outgoing.set()
         self.metrics.live.set(len(self.core.live))
 
     def _count(self, live: Live, answer: Answer, now: float) -> None:
@@ -269,11 +270,15 @@ class Gateway:
             tasks.start_soon(self._reconcile)
 
     async def _send(self) -> None:
-        async for role, instance, message in self._outbox:
-            try:
-                await self._node.send(role, instance, message)
-            except BusError:
-                pass  # the bus is down: reconcile repairs it when it is back
+        while True:
+            self._outgoing = anyio.Event()
+            while self._outbox:
+                role, instance, message = self._outbox.popleft()
+                try:
+                    await self._node.send(role, instance, message)
+                except BusError:
+                    pass  # the bus is down: reconcile repairs it when it is back
+            await self._outgoing.wait()
 
     async def _reconcile(self) -> None:
         while True:

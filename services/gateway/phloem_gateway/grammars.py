@@ -35,7 +35,7 @@ def _from_format(format: ResponseFormat) -> GrammarSpec | None:
         case "json_schema":
             wanted = format.json_schema
             where = "response_format.json_schema"
-            if wanted is None or wanted.schema is None:
+            if wanted is None or bytes(wanted.schema) in (b"", b"null"):
                 where = where if wanted is None else f"{where}.schema"
                 raise ApiError("missing_required_parameter", f"Missing required parameter: '{where}'.", param=where)
             return json_schema(f"{where}.schema", bytes(wanted.schema), strict=wanted.strict is not False)

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import anyio
 
-from phloem_bus.errors import BusError, NoPeer, PayloadTooLarge
+from phloem_bus.errors import BusError, NoPeer, PayloadTooLarge, TimedOut
 from phloem_proto.codec import pack_ids
 from phloem_proto.messages import ChatMessage, Detokenize, Detokenized, Encode, Encoded
 from phloem_proto.subjects import Role
@@ -18,8 +18,11 @@ from .request import Generation
 
 Reply = TypeVar("Reply", Encoded, Detokenized)
 
-CALL_S = 30.0
-"""Most seconds of one call: megabytes of text take a few."""
+TRY_S = 3.0
+"""How long a tokenizer may take over a small text. The bus delivers at most once: a call without an answer is made again."""
+BYTES_PER_S = 250_000
+"""Text that a busy tokenizer gets through in a second; large texts get more time accordingly."""
+TRIES = 3
 _SMALL = {"texts": "prompt", "messages": "messages", "ids": "tokens"}
 
 
@@ -80,19 +83,28 @@ class Texts:
     async def _call(
         self, message: Encode | Detokenize, kind: type[Reply], deadline: float, params: dict[str, str]
     ) -> tuple[Reply, str]:
-        self._backends.require_tokenizer()
-        timeout = min(CALL_S, max(deadline - anyio.current_time(), 0.001))
-        try:
-            reply, peer = await self._backends.presence.call(Role.TOKENIZER, message, kind, timeout=timeout, busy=_busy)
-        except PayloadTooLarge:
-            param = params.get("messages" if isinstance(message, Encode) and message.messages else "texts")
-            raise ApiError(
-                "request_too_large", "The prompt is too large to be passed on inside this server.", param=param
-            ) from None
-        except NoPeer:
-            raise unavailable("No tokenizer is ready.") from None
-        except BusError:
-            raise unavailable("No tokenizer answered in time.") from None
+        reply = None
+        for _ in range(TRIES):
+            self._backends.require_tokenizer()
+            limit = TRY_S + _size(message) / BYTES_PER_S
+            timeout = min(limit, max(deadline - anyio.current_time(), 0.001))
+            try:
+                reply, peer = await self._backends.presence.call(
+                    Role.TOKENIZER, message, kind, timeout=timeout, busy=_busy
+                )
+                break
+            except PayloadTooLarge:
+                param = params.get("messages" if isinstance(message, Encode) and message.messages else "texts")
+                told = "The prompt is too large to be passed on inside this server."
+                raise ApiError("request_too_large", told, param=param) from None
+            except NoPeer:
+                raise unavailable("No tokenizer is ready.") from None
+            except TimedOut:
+                continue
+            except BusError:
+                break
+        if reply is None:
+            raise unavailable("No tokenizer answered in time.")
         if reply.error is not None:
             raise from_info(reply.error, params)
         return reply, peer.instance
@@ -100,3 +112,10 @@ class Texts:
 
 def _busy(reply: Encoded | Detokenized) -> bool:
     return reply.error is not None and reply.error.code == "busy"
+
+
+def _size(message: Encode | Detokenize) -> int:
+    """Bytes of what is to be worked on."""
+    if isinstance(message, Detokenize):
+        return sum(map(len, message.ids))
+    return sum(map(len, message.texts)) + sum(len(one.content) for one in message.messages)

@@ -1,0 +1,39 @@
+"""One world per module for tests that only read or that reset it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from phloem_gateway.config import GatewayConfig
+
+from .grpc_client import Client
+from .world import World, world
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+async def _shared_world() -> AsyncIterator[World]:
+    async with world(GatewayConfig(http_port=None, grpc_port=0, max_body_bytes=100_000, max_choices=8)) as made:
+        yield made
+
+
+@pytest.fixture
+def shared(_shared_world: World) -> World:
+    """A world that other tests of the module have used; its fakes are reset."""
+    _shared_world.backend.reset()
+    return _shared_world
+
+
+@pytest.fixture(scope="module")
+async def client(_shared_world: World) -> AsyncIterator[Client]:
+    """A gRPC client of the shared world."""
+    assert _shared_world.service.grpc_port is not None
+    made = await Client.connect(_shared_world.service.grpc_port)
+    yield made
+    await made.close()
