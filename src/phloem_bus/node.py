@@ -12,6 +12,7 @@ import anyio
 import msgspec
 from anyio import TASK_STATUS_IGNORED
 from anyio.abc import TaskGroup, TaskStatus
+from anyio.lowlevel import checkpoint_if_cancelled
 
 from phloem_proto import subjects
 from phloem_proto.codec import PROTOCOL_MIN, Codec, Sender, encode
@@ -139,6 +140,7 @@ class Node:
                 for subscription in self._subscriptions:
                     tasks.start_soon(self._dispatch, subscription, codec, tasks)
                 task_status.started()
+            await checkpoint_if_cancelled()  # who closes the bus usually cancels us in the same breath
             raise Disconnected("the bus was closed")
         finally:
             with anyio.CancelScope(shield=True), anyio.move_on_after(1.0):
