@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import warnings
 from decimal import Decimal
 
 import jsonschema_rs
@@ -24,10 +25,7 @@ def validate(kind: str, source: str, text: str) -> bool:
     A regex is matched by Python's backtracking ``re``: only for trusted patterns, or under a time limit of the caller's.
     """
     if kind == "regex":
-        try:
-            return re.fullmatch(source, text) is not None
-        except re.error as error:
-            raise ValueError(str(error)) from None
+        return _compiled(source).fullmatch(text) is not None
     if kind not in ("json_schema", "json_object"):
         raise ValueError(f"unknown grammar kind {kind!r}")
     try:
@@ -38,6 +36,15 @@ def validate(kind: str, source: str, text: str) -> bool:
         return isinstance(value, dict)
     validator = jsonschema_rs.validator_for(json.loads(source), validate_formats=True, offline=True)
     return bool(validator.is_valid(value))
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # "[[": says that a later Python may read it otherwise
+            return re.compile(pattern)
+    except re.error as error:
+        raise ValueError(str(error)) from None
 
 
 def _number(digits: str) -> float | Decimal:

@@ -30,7 +30,7 @@ class MaskBudget(msgspec.Struct, frozen=True):
     """Any one mask: five decode steps of a small model."""
     mean_ms: float = 5.0
     """Mean over a walk, the first mask left out: half a decode step."""
-    steps: int = 16
+    steps: int = 32
     """Tokens of a walk."""
     walks: int = 2
 

@@ -63,7 +63,7 @@ class GrammarService:
         except ModelError as error:
             raise ConfigError("--model", str(error)) from error
         tokenizer = TokenizerSource(str(files.tokenizer_json), files.eos_ids, files.tokenizer_digest)
-        bounds = Bounds(self._config.compiles, self._config.waiting, self._config.verdict_cache_mb * MB)
+        bounds = Bounds(self._config.compiles, self._config.compiles_waiting, self._config.verdict_cache_mb * MB)
         core = GrammarCore(tokenizer.digest, self._limits, bounds)
         runner = self._make_runner(tokenizer, ctx)
         desk = Desk(core, runner, self._limits, ctx.offload)

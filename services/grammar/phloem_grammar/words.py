@@ -6,12 +6,12 @@ import copy
 from typing import Any
 
 from .dialect import Dialect, rewrite
-from .formats import NARROWER
+from .formats import PATTERNS
 from .schema import subschemas
 
 
 def in_engine_words(tree: Any) -> Any:
-    """A copy of a schema with patterns rewritten, and with each `NARROWER` format's pattern as an ``allOf`` branch.
+    """A copy of a schema with patterns rewritten, and with patterns in place of the formats of `PATTERNS`.
 
     Raises:
         ValueError: two names of ``patternProperties`` come to mean the same.
@@ -20,7 +20,7 @@ def in_engine_words(tree: Any) -> Any:
     for at in list(subschemas(tree)):
         if isinstance(at.schema, dict):
             _rewrite_patterns(at.schema)
-            _narrow_format(at.schema)
+            _replace_format(at.schema)
     return tree
 
 
@@ -35,7 +35,12 @@ def _rewrite_patterns(schema: dict[str, Any]) -> None:
         schema["patternProperties"] = renamed
 
 
-def _narrow_format(schema: dict[str, Any]) -> None:
-    pattern = NARROWER.get(schema.get("format", ""))
-    if pattern is not None:
+def _replace_format(schema: dict[str, Any]) -> None:
+    pattern = PATTERNS.get(schema.get("format", ""))
+    if pattern is None:
+        return
+    del schema["format"]
+    if "pattern" in schema:
         schema["allOf"] = [*schema.get("allOf", []), {"pattern": pattern}]
+    else:
+        schema["pattern"] = pattern
