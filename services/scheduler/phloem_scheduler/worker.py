@@ -45,6 +45,11 @@ class WorkerState:
         self._generations = [0] * len(self._slots)
 
     @property
+    def slots(self) -> int:
+        """Rows that can be open at once."""
+        return len(self._generations)
+
+    @property
     def has_slot(self) -> bool:
         """Whether another row can be opened."""
         return bool(self._slots)

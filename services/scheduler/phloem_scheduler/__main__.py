@@ -1,0 +1,121 @@
+"""``python -m phloem_scheduler``: the scheduler as a process of its own."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from phloem_bus import options, run
+from phloem_proto.subjects import Role
+
+from .config import SchedulerConfig
+from .queue import POLICIES
+from .service import SchedulerService
+
+DEFAULTS = SchedulerConfig()
+_BATCH = "Batching"
+_LIMITS = "Limits"
+
+app = typer.Typer(
+    name="phloem-scheduler",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _option(flag: str, text: str, panel: str) -> typer.models.OptionInfo:
+    variable = "PHLOEM_" + flag.strip("-").replace("-", "_").upper()
+    option: typer.models.OptionInfo = typer.Option(flag, envvar=variable, help=text, rich_help_panel=panel)
+    return option
+
+
+@app.callback(
+    invoke_without_command=True,
+    help="The scheduler: radix tree, queue, batches, and everything that decides what runs.",
+)
+def scheduler(
+    context: typer.Context,
+    chunk_ms: Annotated[
+        float, _option("--chunk-ms", "Milliseconds a step with prompt tokens may take.", _BATCH)
+    ] = DEFAULTS.chunk_ms,
+    chunk_tokens: Annotated[
+        int, _option("--chunk-tokens", "Prompt tokens per step, fixed; 0 = as many as fit --chunk-ms.", _BATCH)
+    ] = DEFAULTS.chunk_tokens,
+    depth: Annotated[int, _option("--depth", "Plans in flight per worker, 1 to 3.", _BATCH)] = DEFAULTS.depth,
+    policy: Annotated[
+        str, _option("--policy", f"Order of the queue: {', '.join(POLICIES)}.", _BATCH)
+    ] = DEFAULTS.policy,
+    disable_radix_cache: Annotated[
+        bool, _option("--disable-radix-cache", "Forget the KV of finished requests.", _BATCH)
+    ] = DEFAULTS.disable_radix_cache,
+    max_running: Annotated[
+        int, _option("--max-running", "Most sequences that run on a worker.", _LIMITS)
+    ] = DEFAULTS.max_running,
+    max_queued: Annotated[int, _option("--max-queued", "Most sequences that wait.", _LIMITS)] = DEFAULTS.max_queued,
+    worker_wait: Annotated[
+        float, _option("--worker-wait", "Seconds that accepted requests wait for a worker.", _LIMITS)
+    ] = DEFAULTS.worker_wait_s,
+    compile_timeout: Annotated[
+        float, _option("--compile-timeout", "Seconds that the verdict on a grammar may take.", _LIMITS)
+    ] = DEFAULTS.compile_timeout_s,
+    model: options.Model = options.MODEL,
+    served_model_name: options.ServedModelName = "",
+    nats_url: options.NatsUrl = options.NATS_URL,
+    nats_user: options.NatsUser = "",
+    nats_password_file: options.NatsPasswordFile = None,
+    nats_tls_ca: options.NatsTlsCa = None,
+    namespace: options.Namespace = options.NAMESPACE,
+    instance: options.Instance = "",
+    log_format: options.LogFormat = "console",
+    log_level: options.LogLevel = "info",
+    drain_seconds: options.DrainSeconds = options.DRAIN_S,
+    metrics_port: options.MetricsPort = 0,
+    ready_file: options.ReadyFile = None,
+    version: options.Version = False,
+) -> None:
+    """Run the scheduler, unless a command was given."""
+    if context.invoked_subcommand is not None:
+        return
+    with run.config_errors():
+        config = SchedulerConfig(
+            chunk_ms=chunk_ms,
+            chunk_tokens=chunk_tokens,
+            max_running=max_running,
+            max_queued=max_queued,
+            depth=depth,
+            policy=policy,
+            disable_radix_cache=disable_radix_cache,
+            worker_wait_s=worker_wait,
+            compile_timeout_s=compile_timeout,
+        )
+        common = options.CommonOptions.of(
+            Role.SCHEDULER,
+            model=model,
+            served_model_name=served_model_name,
+            nats_url=nats_url,
+            nats_user=nats_user,
+            nats_password_file=nats_password_file,
+            nats_tls_ca=nats_tls_ca,
+            namespace=namespace,
+            instance=instance,
+            log_format=log_format,
+            log_level=log_level,
+            drain_seconds=drain_seconds,
+            metrics_port=metrics_port,
+            ready_file=ready_file,
+        )
+    raise typer.Exit(run.run_service(lambda: SchedulerService(config), common))
+
+
+run.add_probe(app)
+
+
+def main() -> None:
+    """Entry point."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""The scheduler's own settings, validated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from phloem_bus.errors import ConfigError
+
+from .queue import POLICIES
+from .settings import Settings
+
+DEFAULTS = Settings()
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Raises ConfigError, naming the flag, for a value that can't be used."""
+
+    chunk_ms: float = DEFAULTS.chunk_ms
+    """Milliseconds that a step with prompt tokens may take."""
+    chunk_tokens: int = 0
+    """A fixed number of prompt tokens per step instead; 0 = by chunk_ms."""
+    max_running: int = DEFAULTS.max_running
+    """Sequences that run on one worker."""
+    max_queued: int = DEFAULTS.max_queued
+    """Sequences that wait."""
+    depth: int = DEFAULTS.depth
+    """Plans in flight per worker."""
+    policy: str = DEFAULTS.policy
+    """Order of the queue."""
+    disable_radix_cache: bool = False
+    """Forget the KV of finished requests."""
+    worker_wait_s: float = DEFAULTS.worker_wait_s
+    """Seconds that accepted requests wait when there is no worker."""
+    compile_timeout_s: float = 30.0
+    """Seconds that the verdict on a grammar may take."""
+
+    def __post_init__(self) -> None:
+        between("--chunk-ms", self.chunk_ms, 0.1, 10_000)
+        between("--chunk-tokens", self.chunk_tokens, 0, 1_000_000)
+        between("--max-running", self.max_running, 1, 65_536)
+        between("--max-queued", self.max_queued, 1, 1_000_000)
+        between("--depth", self.depth, 1, 3)
+        between("--worker-wait", self.worker_wait_s, 0, 86_400)
+        between("--compile-timeout", self.compile_timeout_s, 0.1, 3_600)
+        if self.policy not in POLICIES:
+            raise ConfigError("--policy", f"one of {', '.join(sorted(POLICIES))}, not {self.policy!r}")
+
+    @property
+    def settings(self) -> Settings:
+        """What the core is told."""
+        return Settings(
+            chunk_ms=self.chunk_ms,
+            chunk_tokens=self.chunk_tokens or None,
+            max_running=self.max_running,
+            max_queued=self.max_queued,
+            depth=self.depth,
+            policy=self.policy,
+            reuse=not self.disable_radix_cache,
+            worker_wait_s=self.worker_wait_s,
+        )
+
+
+def between(flag: str, value: float, least: float, most: float) -> None:
+    """Raise ConfigError unless least <= value <= most."""
+    if not least <= value <= most:
+        raise ConfigError(flag, f"between {least:g} and {most:g}, not {value:g}")

@@ -1,0 +1,230 @@
+"""Where the core meets the bus: messages become its events, its actions become messages.
+
+Handlers only feed the core and wake the loop; the loop decides once for all that has arrived, and acts once.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import anyio
+from anyio.abc import TaskGroup
+
+from phloem_bus.errors import LinkClosed, PayloadTooLarge
+from phloem_bus.link import Link, Links
+from phloem_bus.node import Node, Received
+from phloem_bus.presence import Peer, Presence
+from phloem_proto.messages import (
+    Cancel,
+    ErrorInfo,
+    Flush,
+    FlushReply,
+    GrammarSpec,
+    Live,
+    LiveReply,
+    Lost,
+    Open,
+    OpenReply,
+    Profile,
+    Result,
+    StepFailed,
+    StopAt,
+)
+from phloem_proto.subjects import Role
+
+from .actions import Action, AskCompile, NewSession, Reply, SendLost, SendOutput, SendPlan
+from .answers import Answers
+from .config import SchedulerConfig
+from .core import Core
+from .judging import judge
+from .leadership import Leadership
+from .neighbours import Neighbours
+
+_log = logging.getLogger("phloem.scheduler")
+
+
+class Desk:
+    """The core at work while this scheduler leads; refuses requests while it does not."""
+
+    def __init__(
+        self, config: SchedulerConfig, node: Node, presence: Presence, leadership: Leadership, model: str
+    ) -> None:
+        self.config = config
+        self.core = Core(config.settings)
+        self.leading = False
+        self.links = Links(node, presence)
+        self.answers = Answers(node)
+        self.neighbours = Neighbours(self.links, presence, leadership, self, self.profile)
+        self._presence = presence
+        self._model = model
+        self._wake = anyio.Event()
+        self._idle = anyio.Event()
+        self._tasks: TaskGroup | None = None
+        node.on(Open, self._on_open)
+        node.on(Cancel, self._on_cancel)
+        node.on(Live, self._on_live)
+        node.on(Flush, self._on_flush)
+        presence.on_gone(Role.GATEWAY, self._on_gateway_gone)
+
+    def profile(self) -> Profile:
+        """Ours: what the linked workers are, so that a detokeniser of another model is refused."""
+        profiles = [link.peer_profile for link in self.neighbours.of(Role.WORKER)]
+        if not profiles:
+            return Profile(self._model)
+        first = profiles[0]
+        contexts = [worker.capacity for worker in self.core.workers.values()]
+        return Profile(
+            self._model,
+            model_digest=first.model_digest,
+            tokenizer_digest=first.tokenizer_digest,
+            sampler=first.sampler,
+            context_length=min(contexts, default=0),
+            vocab_size=first.worker.vocab_size if first.worker is not None else 0,
+        )
+
+    async def run(self) -> None:
+        """Lead until cancelled. What was going on is then forgotten here: who leads next is told by the gateways."""
+        self.leading = True
+        try:
+            async with anyio.create_task_group() as tasks:
+                self._tasks = tasks
+                tasks.start_soon(self.neighbours.run)
+                await self._decide()
+        finally:
+            self.leading = False
+            self._tasks = None
+            self.core = Core(self.config.settings)
+            self._idle.set()
+
+    async def finished(self) -> None:
+        """Return when no request is live."""
+        while self.core.life.live:
+            self._idle = anyio.Event()
+            await self._idle.wait()
+
+    async def _decide(self) -> None:
+        while True:
+            self._wake = anyio.Event()
+            now = anyio.current_time()
+            self._act(self.core.decide(now))
+            if not self.core.life.live:
+                self._idle.set()
+            until = self.core.next_wakeup(now)
+            with anyio.move_on_after(None if until is None else until - now):
+                await self._wake.wait()
+
+    def _act(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case SendPlan():
+                    self._send_plan(action)
+                case SendOutput():
+                    self._send_output(action)
+                case Reply(ticket, message):
+                    assert isinstance(ticket, Received)
+                    self.answers.reply(ticket, message)
+                case AskCompile(spec):
+                    assert self._tasks is not None
+                    self._tasks.start_soon(self._compile, spec)
+                case SendLost(gateway, rids, reason):
+                    self.answers.lost(gateway, Lost(rids, reason))
+                case NewSession(worker, reason):
+                    _log.warning("worker %s starts anew: %s", worker, reason)
+                    self.neighbours.renew(Role.WORKER, worker)
+
+    def _send_plan(self, action: SendPlan) -> None:
+        """A link that is closed says so by `unlinked`, which takes the plan back."""
+        link = self.neighbours.get(Role.WORKER, action.worker)
+        try:
+            if link is not None:
+                link.send(action.plan)
+        except LinkClosed:
+            pass
+        except PayloadTooLarge as error:
+            self.core.step_failed(action.worker, action.plan.step, str(error))
+            self._wake.set()
+
+    def _send_output(self, action: SendOutput) -> None:
+        link = self.neighbours.get(Role.TOKENIZER, action.detokeniser)
+        try:
+            if link is not None:
+                link.send(action.output)
+        except LinkClosed:
+            pass
+        except PayloadTooLarge as error:
+            _log.warning("output can't be sent: %s", error)
+            self.core.undeliverable(action.output)
+            self._wake.set()
+
+    async def _compile(self, spec: GrammarSpec) -> None:
+        verdict = await judge(self._presence, spec, self.config.compile_timeout_s)
+        self.core.verdict(spec, verdict)
+        self._wake.set()
+
+    # --- Links ------------------------------------------------------------------------------------------------------------
+
+    def linked(self, link: Link) -> None:
+        """See `neighbours.Owner`."""
+        if link.peer_role is Role.TOKENIZER:
+            self.core.detokeniser_joined(link.peer_instance)
+        elif link.peer_profile.worker is None:
+            _log.error("worker %s does not say what it is", link.peer_instance)
+        else:
+            self.core.worker_joined(link.peer_instance, link.peer_profile.worker)
+        self._wake.set()
+
+    def unlinked(self, link: Link) -> None:
+        """See `neighbours.Owner`."""
+        if link.peer_role is Role.TOKENIZER:
+            self.core.detokeniser_gone(link.peer_instance)
+        else:
+            self.core.worker_gone(link.peer_instance)
+        self._wake.set()
+
+    def heard(self, link: Link, message: Any) -> None:
+        """See `neighbours.Owner`."""
+        match message:
+            case Result():
+                self.core.result(link.peer_instance, message)
+            case StepFailed(step, text):
+                _log.error("worker %s failed at step %d: %s", link.peer_instance, step, text)
+                self.core.step_failed(link.peer_instance, step, text)
+            case StopAt():
+                self.core.stop_at(message)
+        self._wake.set()
+
+    # --- Gateways -----------------------------------------------------------------------------------------------------------
+
+    def _on_open(self, received: Received[Open]) -> None:
+        message = received.message
+        if not self.leading:
+            error = ErrorInfo("unavailable", "this scheduler does not lead", retry_after_ms=1000)
+            self.answers.reply(received, OpenReply(message.rid, message.attempt, error))
+            return
+        self.core.open(message, received, anyio.current_time())
+        self._wake.set()
+
+    def _on_cancel(self, received: Received[Cancel]) -> None:
+        if self.leading:
+            self.core.cancel(received.message, anyio.current_time())
+            self._wake.set()
+
+    def _on_live(self, received: Received[Live]) -> None:
+        if self.leading:
+            reply = self.core.live(received.sender.instance, received.message, anyio.current_time())
+            self._wake.set()
+        else:
+            reply = LiveReply(part=received.message.part)
+        self.answers.reply(received, reply)
+
+    def _on_flush(self, received: Received[Flush]) -> None:
+        if self.leading:
+            self.core.flush(received.message.timeout_ms, received, anyio.current_time())
+            self._wake.set()
+        else:
+            self.answers.reply(received, FlushReply(error=ErrorInfo("unavailable", "this scheduler does not lead")))
+
+    def _on_gateway_gone(self, peer: Peer) -> None:
+        self.core.gateway_gone(peer.instance, anyio.current_time())
+        self._wake.set()

@@ -1,0 +1,61 @@
+"""Asks grammar services for verdicts; what goes wrong on the way becomes a verdict too."""
+
+from __future__ import annotations
+
+import anyio
+
+from phloem_bus.errors import BusError, NoPeer, NoResponders, TimedOut
+from phloem_bus.presence import Presence
+from phloem_proto.messages import Compile, ErrorInfo, GrammarSpec, Verdict
+from phloem_proto.subjects import Role
+
+PATIENCE_S = 1.0
+"""An instance that has not answered by then may be dead: another one is asked too."""
+ABSENT_S = 5.0
+"""How long a restarting grammar service is waited for."""
+PAUSE_S = 0.2
+MOST_DEATHS = 2
+"""Instances that died or fell silent over one grammar; after that it is refused rather than tried on the next."""
+
+
+async def judge(presence: Presence, spec: GrammarSpec, timeout_s: float) -> Verdict:
+    """The verdict on spec within about `timeout_s`. Never raises for trouble on the bus."""
+    start = anyio.current_time()
+    deaths = 0
+    trouble = "no grammar service is ready"
+    while (left := start + timeout_s - anyio.current_time()) > 0:
+        try:
+            verdict, _ = await presence.call(
+                Role.GRAMMAR,
+                Compile(spec, round(1000 * left)),
+                Verdict,
+                timeout=left,
+                busy=is_busy,
+                patience=PATIENCE_S,
+            )
+        except (NoResponders, TimedOut):
+            deaths += 1
+            trouble = "the grammar service did not answer"
+        except NoPeer:
+            if anyio.current_time() - start >= ABSENT_S:
+                break
+        except BusError as error:
+            return refusal("unavailable", str(error))
+        else:
+            if not is_busy(verdict):
+                return verdict
+            trouble = "the grammar service is busy"
+        if deaths >= MOST_DEATHS:
+            break
+        await anyio.sleep(PAUSE_S)
+    return refusal("unavailable", trouble)
+
+
+def is_busy(verdict: Verdict) -> bool:
+    """Whether another instance is to be asked."""
+    return verdict.error is not None and verdict.error.code == "busy"
+
+
+def refusal(code: str, message: str) -> Verdict:
+    """A verdict that says something about the moment, not about the grammar."""
+    return Verdict(error=ErrorInfo(code, message, param="grammar", retry_after_ms=1000))

@@ -1,0 +1,106 @@
+"""What the core says of itself: in beats, and as metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
+
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from phloem_proto.messages import Load
+
+from .core import Core
+from .worker import WorkerState
+
+COUNTED = {
+    "requests": "Requests accepted",
+    "rejected": "Requests refused",
+    "choices_ended": "Choices that have ended, however",
+    "prompt_tokens": "Known tokens of rows that were opened, replays included",
+    "cached_tokens": "Those of them found in a radix tree",
+    "output_tokens": "Output tokens committed",
+    "wasted_draws": "Draws for choices that had ended",
+    "late_masks": "Draws that yielded nothing and ran again",
+    "retractions": "Rows that gave up their pages",
+    "parked": "Choices that waited for another's prefix",
+    "steps": "Steps with a result",
+    "failed_steps": "Steps that failed",
+    "cancelled": "Requests their gateways gave up",
+    "adopted": "Live requests opened again",
+    "stale": "Messages of former attempts",
+}
+
+
+def load(core: Core, gateways: int, grammars: int) -> Load:
+    """How busy the scheduler is, and what each of so many gateways may ask of it."""
+    workers = list(core.workers.values())
+    slots = sum(worker.slots for worker in workers)
+    shares = max(1, gateways)
+    total = core.settings.max_queued + slots
+    return Load(
+        in_flight=core.life.live,
+        capacity=total,
+        running=core.running,
+        waiting=core.waiting,
+        waiting_tokens=core.queue.tokens(),
+        pages_free=sum(worker.cache.pool.free for worker in workers),
+        pages_cached=sum(worker.cache.tree.evictable_pages for worker in workers),
+        pages_used=sum(worker.cache.pool.held + worker.cache.tree.locked_pages for worker in workers),
+        pages_total=sum(worker.cache.pool.total for worker in workers),
+        workers=len(workers),
+        credit_requests=max(1, total // shares),
+        credit_bytes=max(1, core.settings.credit_bytes // shares),
+        retry_after_ms=core.retry_after_ms(),
+        counters={f"phloem_scheduler_{name}_total": float(value) for name, value in asdict(core.counters).items()},
+        grammars=grammars,
+        detokenisers=len(core.outbox.linked),
+    )
+
+
+WORKER_GAUGES: dict[str, tuple[str, Callable[[WorkerState], float]]] = {
+    "pages": ("KV pages there are", lambda worker: worker.cache.pool.total),
+    "pages_free": ("KV pages nobody owns", lambda worker: worker.cache.pool.free),
+    "pages_held": ("KV pages that requests own", lambda worker: worker.cache.pool.held),
+    "pages_cached": ("KV pages in the radix tree", lambda worker: worker.cache.tree.total_pages),
+    "pages_locked": (
+        "KV pages in the radix tree that running requests read",
+        lambda worker: worker.cache.tree.locked_pages,
+    ),
+    "rows": ("Sequences that have a slot", lambda worker: len(worker.rows)),
+    "plans_in_flight": ("Plans sent that have no result", lambda worker: len(worker.plans)),
+}
+
+
+class CoreCollector(Collector):
+    """Counters and gauges of the core that `current` returns, read when asked."""
+
+    def __init__(self, current: Callable[[], Core]) -> None:
+        self._current = current
+
+    def collect(self) -> Iterator[Metric]:
+        """Read everything as it is now."""
+        core = self._current()
+        for name, value in asdict(core.counters).items():
+            yield CounterMetricFamily(f"phloem_scheduler_{name}", COUNTED[name], value=value)
+        yield GaugeMetricFamily(
+            "phloem_scheduler_requests_kept", "Requests known, ended ones included", value=len(core.ledger.requests)
+        )
+        yield GaugeMetricFamily("phloem_scheduler_choices_waiting", "Choices without a slot", value=core.waiting)
+        yield GaugeMetricFamily(
+            "phloem_scheduler_reserve_ratio",
+            "Share of running rows' output set aside",
+            value=core.planner.reserve.share,
+        )
+        yield from worker_metrics(core.workers.values())
+
+
+def worker_metrics(workers: Iterable[WorkerState]) -> Iterator[Metric]:
+    """One gauge for each quantity, labelled by worker."""
+    there = list(workers)
+    for name, (text, read) in WORKER_GAUGES.items():
+        gauge = GaugeMetricFamily(f"phloem_scheduler_{name}", text, labels=["worker"])
+        for worker in there:
+            gauge.add_metric([worker.instance], read(worker))
+        yield gauge

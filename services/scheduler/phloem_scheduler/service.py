@@ -1,0 +1,120 @@
+"""The scheduler as a service: who leads, readiness, drain."""
+
+from __future__ import annotations
+
+import logging
+
+import anyio
+
+from phloem_bus.presence import Presence
+from phloem_bus.service import ServiceContext
+from phloem_proto.messages import Load, SchedulerInbox
+from phloem_proto.subjects import Role
+
+from .config import SchedulerConfig
+from .core import Core
+from .desk import Desk
+from .leadership import Leadership, Term
+from .load import CoreCollector, load
+
+LISTEN_S = 1.0
+"""A leader beats four times a second: who has heard none for this long at its start is alone, or comes after one that is gone."""
+WATCH_S = 0.1
+"""How often other schedulers' terms are looked at."""
+GOODBYE_S = 1.0
+
+_log = logging.getLogger("phloem.scheduler")
+
+
+class SchedulerService:
+    """See `phloem_bus.service.Service`."""
+
+    role = Role.SCHEDULER
+
+    def __init__(self, config: SchedulerConfig | None = None) -> None:
+        self.config = config or SchedulerConfig()
+        self._desk: Desk | None = None
+
+    @property
+    def core(self) -> Core:
+        """The core at work; it is replaced when another scheduler takes the lead. Only while running."""
+        assert self._desk is not None
+        return self._desk.core
+
+    async def run(self, ctx: ServiceContext) -> None:
+        """Serve until drained or cancelled."""
+        node = ctx.node()
+        leadership = Leadership(ctx.instance)
+        peers = (Role.GATEWAY, Role.TOKENIZER, Role.WORKER, Role.GRAMMAR, Role.SCHEDULER)
+        presence = Presence(
+            node,
+            tells=peers,
+            watches=peers,
+            profile=lambda: desk.profile(),
+            load=lambda: describe(desk.core, presence),
+            term=lambda: leadership.number,
+        )
+        desk = self._desk = Desk(self.config, node, presence, leadership, ctx.model)
+        ctx.registry.register(CoreCollector(lambda: desk.core))
+        try:
+            async with anyio.create_task_group() as tasks:
+                await tasks.start(node.run, SchedulerInbox)
+                for background in (presence.run, desk.links.run, desk.answers.run):
+                    tasks.start_soon(background)
+                tasks.start_soon(alternate, desk, presence, leadership, ctx)
+                await ctx.drain.wait()
+                await drain(desk, presence, ctx)
+                await leave(presence)
+                tasks.cancel_scope.cancel()
+        finally:
+            await leave(presence)
+
+
+async def alternate(desk: Desk, presence: Presence, leadership: Leadership, ctx: ServiceContext) -> None:
+    """Stand by while another scheduler leads; lead while none does. A standby is ready too: ready to take over."""
+    await anyio.sleep(LISTEN_S)
+    ctx.ready(True)
+    while not ctx.drain.is_set():
+        while others := leaders(presence):
+            leadership.sees(others)
+            await anyio.sleep(WATCH_S)
+        _log.info("leading with term %d", leadership.take())
+        await lead(desk, presence, leadership)
+        presence.set_state("starting")
+        _log.warning("another scheduler leads: standing by")
+
+
+async def lead(desk: Desk, presence: Presence, leadership: Leadership) -> None:
+    """Lead until another scheduler is seen with a higher term."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(desk.run)
+        presence.set_state("ready")
+        while leadership.number:
+            await anyio.sleep(WATCH_S)
+            leadership.sees(leaders(presence))
+        tasks.cancel_scope.cancel()
+
+
+async def drain(desk: Desk, presence: Presence, ctx: ServiceContext) -> None:
+    """Not ready first, then finish what is there; gateways open the rest elsewhere when we are gone."""
+    ctx.ready(False)
+    presence.set_state("draining")
+    desk.core.drain()
+    with anyio.move_on_after(ctx.drain_s):
+        await desk.finished()
+
+
+async def leave(presence: Presence) -> None:
+    """Say goodbye even when cancelled."""
+    with anyio.move_on_after(GOODBYE_S, shield=True):
+        await presence.goodbye()
+
+
+def leaders(presence: Presence) -> list[Term]:
+    """Other schedulers that lead, as far as they can be seen."""
+    return [(peer.term, peer.instance) for peer in presence.peers(Role.SCHEDULER) if peer.term > 0]
+
+
+def describe(core: Core, presence: Presence) -> Load:
+    """The load that a beat carries."""
+    return load(core, len(presence.peers(Role.GATEWAY)), len(presence.peers(Role.GRAMMAR)))
