@@ -78,6 +78,16 @@ async def test_a_failed_step_opens_a_new_session_and_changes_nothing() -> None:
         assert place.service.core.counters.failed_steps == 1
 
 
+async def test_a_worker_that_dies_before_it_answers_can_come_again_at_once() -> None:
+    async with town(workers=0) as place:
+        hung = Worker(place.broker, "w1", silent=True)
+        place.start(hung)
+        await anyio.sleep(0.5)
+        hung.kill()
+        place.start(Worker(place.broker, "w1", incarnation=2))
+        await place.until(lambda: place.service.core.workers, within=5.0)
+
+
 async def test_a_killed_detokeniser_is_told_to_gateways_which_open_again() -> None:
     async with town() as place:
         other = Detokeniser(place.broker, "d2", place.heard)

@@ -105,7 +105,10 @@ class Worker(Neighbour):
     role = Role.WORKER
     inbox = WorkerInbox
 
-    def __init__(self, broker: LocalBroker, instance: str, incarnation: int = 1, fail_at: int = 0) -> None:
+    def __init__(
+        self, broker: LocalBroker, instance: str, incarnation: int = 1, fail_at: int = 0, silent: bool = False
+    ) -> None:
+        self.silent = silent
         self.fake = FakeWorker(profile(page_size=4, pages=200), seed=incarnation)
         self.fail_at = fail_at
         self._plans: deque[tuple[Link, Plan]] = deque()
@@ -125,6 +128,8 @@ class Worker(Neighbour):
         return Profile("fake", model_digest="m", tokenizer_digest="t", worker=self.fake.shape)
 
     async def _admit(self, _: Received[Hello]) -> ErrorInfo | None:
+        if self.silent:
+            await anyio.sleep_forever()
         self.fake.reset()
         return None
 

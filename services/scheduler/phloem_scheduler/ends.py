@@ -9,7 +9,7 @@ from phloem_proto.messages import End
 from .requests import Choice, Request
 
 # Codes of a worker's row failures, in the terms of ErrorInfo.
-FAILURE_CODES = {"grammar_too_slow": "grammar_too_large"}
+FAILURE_CODES = {"grammar_too_slow": "grammar_too_large", "logprobs_too_large": "too_large"}
 
 
 def token_end(token: int, request: Request, eos_ids: Collection[int]) -> End | None:

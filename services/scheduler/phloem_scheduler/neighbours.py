@@ -21,8 +21,8 @@ RETRY_S = 0.1
 """First pause after a Hello that came to nothing; it doubles up to 1 s."""
 MISMATCH_S = 5.0
 """Pause after a refusal that only a restart of the peer can change."""
-HELLO_S = 10.0
-"""A worker drains its device before it answers; a step takes far less."""
+HELLO_S = 35.0
+"""A worker drains its device before it answers: it waits up to 30 s for the step that runs."""
 
 _log = logging.getLogger("phloem.scheduler")
 
@@ -57,11 +57,12 @@ class Neighbours:
         self._owner = owner
         self._profile = profile
         self._tasks: TaskGroup | None = None
-        self._connecting: dict[Key, None] = {}
+        self._connecting: dict[Key, anyio.CancelScope] = {}
         self._open: dict[Key, Link] = {}
         for role in (Role.WORKER, Role.TOKENIZER):
             presence.on_join(role, self._consider)
             presence.on_change(role, self._consider)
+            presence.on_gone(role, self._give_up)
 
     def get(self, role: Role, instance: str) -> Link | None:
         """The open link to a peer."""
@@ -105,22 +106,30 @@ class Neighbours:
         key = (peer.role, peer.instance)
         if peer.state == "ready":
             if self._tasks is not None and key not in self._connecting and key not in self._open:
-                self._connecting[key] = None
-                self._tasks.start_soon(self._connect, key)
+                scope = self._connecting[key] = anyio.CancelScope()
+                self._tasks.start_soon(self._connect, key, scope)
         elif peer.state == "draining" and peer.role is Role.WORKER and key in self._open:
             _log.info("worker %s is leaving: its requests go on elsewhere", peer.instance)
             self._close(key)
 
-    async def _connect(self, key: Key) -> None:
+    def _give_up(self, peer: Peer) -> None:
+        """A peer is gone, and no answer of it is to be waited for: another process may come under its name."""
+        scope = self._connecting.pop((peer.role, peer.instance), None)
+        if scope is not None:
+            scope.cancel()
+
+    async def _connect(self, key: Key, scope: anyio.CancelScope) -> None:
         pause = RETRY_S
         try:
-            while (peer := self._presence.get(*key)) is not None and peer.state == "ready":
-                if await self._hello(peer):
-                    return
-                await anyio.sleep(pause)
-                pause = min(1.0, 2 * pause)
+            with scope:
+                while (peer := self._presence.get(*key)) is not None and peer.state == "ready":
+                    if await self._hello(peer):
+                        return
+                    await anyio.sleep(pause)
+                    pause = min(1.0, 2 * pause)
         finally:
-            self._connecting.pop(key, None)
+            if self._connecting.get(key) is scope:
+                del self._connecting[key]
 
     async def _hello(self, peer: Peer) -> bool:
         """One try; returns whether the link is open."""
