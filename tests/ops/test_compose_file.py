@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 OURS = ["gateway", "tokenizer", "scheduler", "grammar", "gpu-worker"]
 
@@ -121,15 +123,39 @@ def test_models_are_written_by_the_pull_alone(cpu: dict[str, Any]) -> None:
     assert writers == {"pull"}
 
 
-def test_the_example_settings_are_those_that_compose_reads(root: Path) -> None:
+def settings_of(package: str) -> dict[str, Any]:
+    """The variables a service knows, with their defaults."""
+    command = typer.main.get_command(importlib.import_module(f"{package}.__main__").app)
+    return {str(param.envvar): param.default for param in command.params if getattr(param, "envvar", None)}
+
+
+def as_written(default: Any) -> str:
+    """A default as a person would write it into the file."""
+    if default is None:
+        return ""
+    return str(default).lower() if isinstance(default, bool) else str(default)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_compose_names_the_settings_of_a_service_and_no_others(cpu: dict[str, Any], name: str) -> None:
+    known = settings_of("phloem_" + name.replace("-", "_"))
+    given = {key for key in cpu["services"][name]["environment"] if key != "PHLOEM_CACHE"}
+    left_out = {"PHLOEM_INSTANCE", "PHLOEM_NATS_TLS_CA"}  # drawn anew by each process; the bus is a private network
+    if name == "gateway":
+        left_out.add("PHLOEM_METRICS_PORT")  # its metrics are on the HTTP port
+    assert given == set(known) - left_out
+
+
+def test_the_example_shows_every_setting_with_its_default(root: Path) -> None:
     compose = (root / "compose.yaml").read_text()
-    defaults = dict(re.findall(r"\$\{([A-Z_]+):-([^}]*)\}", compose))
-    passed_on = set(re.findall(r"^ +(PHLOEM_[A-Z_]+):(?: #.*)?$", compose, re.MULTILINE))
     example = (root / ".env.example").read_text()
     shown = dict(re.findall(r"^([A-Z_]+)=(.*)$", example, re.MULTILINE))
     assert shown.pop("COMPOSE_PROFILES") == "cpu"
-    assert shown == defaults
-    assert passed_on == set(re.findall(r"^#([A-Z_]+)=", example, re.MULTILINE))
+    assert shown == dict(re.findall(r"\$\{([A-Z_]+):-([^}]*)\}", compose))
+    passed_on = set(re.findall(r"^ +(PHLOEM_[A-Z_]+):(?: #.*)?$", compose, re.MULTILINE))
+    defaults = {key: value for name in OURS for key, value in settings_of("phloem_" + name.replace("-", "_")).items()}
+    shown_defaults = dict(re.findall(r"^#(PHLOEM_[A-Z_]+)=(.*)$", example, re.MULTILINE))
+    assert shown_defaults == {name: as_written(defaults[name]) for name in passed_on}
 
 
 def test_settings_reach_the_containers(root: Path, tools: Path) -> None:

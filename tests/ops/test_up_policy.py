@@ -42,6 +42,13 @@ def test_instances_start_once_what_they_need_is_there() -> None:
     assert names(policy.decide(2.0), Start) == ["worker-1", "gateway-1"]
 
 
+def test_the_order_of_the_file_does_not_matter() -> None:
+    policy = Policy(
+        [Unit("a", needs={"b": "service_started"}), Unit("b", needs={"c": "service_started"}), Unit("c")], drain_s=1.0
+    )
+    assert names(policy.decide(0.0), Start) == ["c", "b", "a"]
+
+
 def test_a_failed_one_shot_stops_everything() -> None:
     policy = Policy(SERVICES, drain_s=10.0)
     policy.decide(0.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import typer
 
 from phloem_bus import options
@@ -87,6 +89,8 @@ def serve(
             depth=depth,
             disable_radix_cache=disable_radix_cache,
         )
+    # The grammar service starts its children by fork and exec; gRPC's own preparations for a fork are of no use then, and noisy.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
     # Only now: it loads torch, and `phloem --help` should not wait for that.
     from .app import serve as run
     from .settings import ServeSettings

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import anyio
 
+from phloem_bus.options import short_name
 from phloem_model.cache import cache_root
 
 from . import broker, compose

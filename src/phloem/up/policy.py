@@ -167,12 +167,16 @@ class Policy:
 
     def _starts(self, now: float) -> list[Action]:
         actions: list[Action] = []
-        for life in self._lives.values():
-            due = life.state is State.BACKING_OFF and now >= life.start_at
-            if due or (life.state is State.WAITING and self._may_start(life.unit)):
+        while starting := [life for life in self._lives.values() if self._is_due(life, now)]:
+            for life in starting:  # what needs only their start can follow at once
                 life.state, life.started_once, life.started_at = State.RUNNING, True, now
                 actions.append(Start(life.unit.instance))
         return actions
+
+    def _is_due(self, life: _Life, now: float) -> bool:
+        if life.state is State.BACKING_OFF:
+            return now >= life.start_at
+        return life.state is State.WAITING and self._may_start(life.unit)
 
     def _may_start(self, unit: Unit) -> bool:
         return all(self._meets(self._lives[other], condition) for other, condition in unit.needs.items())
