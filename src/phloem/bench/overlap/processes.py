@@ -82,17 +82,23 @@ async def nats_server(folder: Path) -> AsyncIterator[str]:
     config = folder / "nats.conf"
     config.write_text(f"host: 127.0.0.1\nport: {port}\nmax_payload: 8MB\nmax_pending: 64MB\n", encoding="utf-8")
     async with running("nats-server", [find_nats_server(), "-c", str(config)], folder) as process:
-        with anyio.move_on_after(START_S):
-            while process.returncode is None:
-                try:
-                    stream = await anyio.connect_tcp("127.0.0.1", port)
-                except OSError:
-                    await anyio.sleep(0.02)
-                    continue
+        if not await _listens(process, port):
+            raise failure("nats-server", process, folder)
+        yield f"nats://127.0.0.1:{port}"
+
+
+async def _listens(process: Process, port: int) -> bool:
+    """Wait until ``process`` takes connections; False if it ended or took too long."""
+    with anyio.move_on_after(START_S):
+        while process.returncode is None:
+            try:
+                stream = await anyio.connect_tcp("127.0.0.1", port)
+            except OSError:
+                await anyio.sleep(0.02)
+            else:
                 await stream.aclose()
-                yield f"nats://127.0.0.1:{port}"
-                return
-        raise failure("nats-server", process, folder)
+                return True
+    return False
 
 
 def scheduler_command(url: str, namespace: str, model: str, depth: int) -> list[str]:
