@@ -19,6 +19,9 @@ from phloem_proto import messages
 from phloem_proto.messages import Load, Profile
 from phloem_proto.subjects import Role
 
+_FLAG = "_ALLOW_DETERMINISTIC_SCHEDULING"
+"""trio's own hook for reproducible schedules; private, so looked up by name."""
+
 INBOXES: dict[Role, Any] = {
     Role.GATEWAY: messages.GatewayInbox,
     Role.TOKENIZER: messages.TokenizerInbox,
@@ -31,8 +34,8 @@ INBOXES: dict[Role, Any] = {
 def drive(test: Callable[[MockClock], Awaitable[None]], *, seed: int = 0) -> None:
     """Run ``test`` on trio in virtual time; the schedule is a function of ``seed``."""
     clock = MockClock(autojump_threshold=0)
-    before = trio_run._ALLOW_DETERMINISTIC_SCHEDULING
-    trio_run._ALLOW_DETERMINISTIC_SCHEDULING = True
+    before = getattr(trio_run, _FLAG)
+    setattr(trio_run, _FLAG, True)
     trio_run._r.seed(seed)
 
     async def main() -> None:
@@ -42,7 +45,7 @@ def drive(test: Callable[[MockClock], Awaitable[None]], *, seed: int = 0) -> Non
     try:
         trio.run(main, clock=clock)
     finally:
-        trio_run._ALLOW_DETERMINISTIC_SCHEDULING = before
+        setattr(trio_run, _FLAG, before)
 
 
 class Actor:

@@ -120,7 +120,7 @@ def test_resending_doubles_its_pauses_and_starts_anew_after_progress() -> None:
     core.push(b"a", 0)
     assert core.next_frame(0) is not None
     times, now = [], 0.0
-    while now < 3.6:
+    while now < 3.4:
         now = round(now + 0.005, 3)
         frame = core.next_frame(now)
         if frame is not None and frame.seq:

@@ -106,7 +106,7 @@ def test_a_silent_peer_is_suspect_then_gone_and_comes_back_when_heard() -> None:
         faults = Faults(random.Random(0))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(faults.run)
-            scheduler, _ = await pair(tasks, LocalBroker(faults=faults))
+            scheduler, _grammars = await pair(tasks, LocalBroker(faults=faults))
             faults.partition("s", "g0")
             await anyio.sleep(0.45)
             assert scheduler.presence.choose(Role.GRAMMAR) is not None
@@ -142,7 +142,7 @@ def test_a_restarted_peer_is_gone_and_then_joins_and_its_former_self_stays_away(
     async def test(_: MockClock) -> None:
         async with anyio.create_task_group() as tasks:
             broker = LocalBroker()
-            scheduler, _ = await pair(tasks, broker)
+            scheduler, _grammars = await pair(tasks, broker)
             del scheduler.news[:]
             await Actor(broker, Role.GRAMMAR, "g0", [Role.SCHEDULER], incarnation=99).start(tasks)
             await anyio.sleep(2)  # both are beating under one name: the newer one counts
@@ -181,7 +181,7 @@ def test_nobody_dies_while_the_bus_is_down_nor_for_three_seconds_after() -> None
 def test_nobody_dies_of_our_own_stall() -> None:
     async def test(clock: MockClock) -> None:
         async with anyio.create_task_group() as tasks:
-            scheduler, _ = await pair(tasks, LocalBroker(), 2)
+            scheduler, _grammars = await pair(tasks, LocalBroker(), 2)
             del scheduler.news[:]
             for _ in range(5):
                 clock.jump(7)  # everything that should have happened meanwhile happens late, as after a stalled loop
@@ -235,7 +235,7 @@ def test_a_single_instance_is_waited_for_and_its_busy_answer_given_back() -> Non
         async with anyio.create_task_group() as tasks:
             scheduler, (grammar,) = await pair(tasks, LocalBroker(), serving=False)
             serve(grammar, delay=3, busy=True)
-            verdict, _ = await scheduler.presence.call(Role.GRAMMAR, SPEC, Verdict, timeout=10, busy=is_busy)
+            verdict, _peer = await scheduler.presence.call(Role.GRAMMAR, SPEC, Verdict, timeout=10, busy=is_busy)
             assert is_busy(verdict)
             with pytest.raises(TimedOut):
                 await scheduler.presence.call(Role.GRAMMAR, SPEC, Verdict, timeout=2)
@@ -261,7 +261,7 @@ def test_goodbye_is_harmless_without_a_bus() -> None:
     async def test(_: MockClock) -> None:
         async with anyio.create_task_group() as tasks:
             broker = LocalBroker()
-            scheduler, _ = await pair(tasks, broker)
+            scheduler, _grammars = await pair(tasks, broker)
             broker.stop()
             await scheduler.presence.goodbye()
             tasks.cancel_scope.cancel()
@@ -269,7 +269,7 @@ def test_goodbye_is_harmless_without_a_bus() -> None:
     drive(test)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_equal_seeds_give_equal_histories(seed: int) -> None:
     histories: list[list[tuple[float, str, str]]] = []
 
@@ -290,11 +290,11 @@ def test_equal_seeds_give_equal_histories(seed: int) -> None:
                 )
                 await scheduler.start(tasks)
                 await Actor(broker, Role.GRAMMAR, f"g{number}", [Role.SCHEDULER], incarnation=10 + number).start(tasks)
-            await anyio.sleep(60)
+            await anyio.sleep(20)
             tasks.cancel_scope.cancel()
         histories.append([(round(at, 9), what, who) for at, what, who in history])
 
     for _ in range(2):
         drive(test, seed=seed)
     assert histories[0] == histories[1]
-    assert len(histories[0]) >= 9
+    assert len(histories[0]) > 9
