@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,8 +24,8 @@ class KvPool:
         shape = (pages + 1, page_size, arch.kv_heads, arch.head_dim)
         self.pages = pages
         self.page_size = page_size
-        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(arch.layers)]
-        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(arch.layers)]
+        self.keys = [_zeros(shape, dtype, device) for _ in range(arch.layers)]
+        self.values = [_zeros(shape, dtype, device) for _ in range(arch.layers)]
 
     @property
     def scratch_page(self) -> int:
@@ -37,3 +40,11 @@ class KvPool:
         """Turn what is not finite in these pages (int64 [n]) into zeros, so that their next owner's masked tail is harmless."""
         for pool in (*self.keys, *self.values):
             pool[pages] = torch.nan_to_num(pool[pages], nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros; on the CPU from the system's own zero pages, so that a pool takes real memory only as far as it is used."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    raw = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(raw).view(dtype).view(shape)
