@@ -297,4 +297,4 @@ def test_equal_seeds_give_equal_histories(seed: int) -> None:
     for _ in range(2):
         drive(test, seed=seed)
     assert histories[0] == histories[1]
-    assert len(histories[0]) > 9
+    assert len(histories[0]) >= 9
