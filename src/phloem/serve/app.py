@@ -8,20 +8,17 @@ from pathlib import Path
 
 import anyio
 
-from phloem.up.ports import is_free
 from phloem_bus import log
 from phloem_bus.errors import ConfigError
 from phloem_bus.process import ReadyFile, Signals
 from phloem_bus.run import describe, race
 from phloem_gateway.service import GatewayService
-from phloem_model import ModelError, resolve
 
 from .cluster import Cluster
 from .settings import ServeSettings
 
 SWITCH_S = 0.0005
 """How long one thread may hold the interpreter while another wants it: the device's thread must not wait 5 ms for the event loop."""
-STAND_IN = "stand-in:"
 
 _log = logging.getLogger("phloem.serve")
 
@@ -31,8 +28,6 @@ def serve(settings: ServeSettings, *, log_format: str, log_level: str, drain_s: 
     log.configure("phloem", style=log_format, level=log_level)
     sys.setswitchinterval(SWITCH_S)
     try:
-        _check_ports(settings)
-        _prepare_model(settings)
         return anyio.run(
             _run, settings, drain_s, ReadyFile(ready_file), backend_options={"use_uvloop": sys.platform != "win32"}
         )
@@ -52,27 +47,6 @@ def config_error(error: BaseException) -> ConfigError | None:
     if isinstance(error, BaseExceptionGroup):
         return next((found for inner in error.exceptions if (found := config_error(inner)) is not None), None)
     return error if isinstance(error, ConfigError) else None
-
-
-def _check_ports(settings: ServeSettings) -> None:
-    """Before minutes go into a model. Raises ConfigError."""
-    gateway = settings.gateway
-    for flag, host, port in (
-        ("--http-port", gateway.http_host, gateway.http_port),
-        ("--grpc-port", gateway.grpc_host, gateway.grpc_port),
-    ):
-        if port and not is_free(port, host):
-            raise ConfigError(flag, f"port {port} is in use")
-
-
-def _prepare_model(settings: ServeSettings) -> None:
-    """Fetch and convert it once, with progress, before three services ask for it. Raises ConfigError."""
-    if settings.model.startswith(STAND_IN):
-        return
-    try:
-        resolve(settings.model, progress=lambda line: print(line, file=sys.stderr, flush=True))
-    except ModelError as error:
-        raise ConfigError("--model", str(error)) from error
 
 
 async def _run(settings: ServeSettings, drain_s: float, ready: ReadyFile) -> int:

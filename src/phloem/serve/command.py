@@ -14,6 +14,7 @@ from phloem_proto.subjects import Role
 from phloem_scheduler.config import SchedulerConfig
 
 from . import flags
+from .preflight import check_gateway, prepare_model
 
 _GATEWAY = GatewayConfig()
 _WORKER = WorkerConfig()
@@ -89,6 +90,8 @@ def serve(
             depth=depth,
             disable_radix_cache=disable_radix_cache,
         )
+        check_gateway(gateway)
+        prepare_model(model)
     # The grammar service starts its children by fork and exec; gRPC's own preparations for a fork are of no use then, and noisy.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
     # Only now: it loads torch, and `phloem --help` should not wait for that.

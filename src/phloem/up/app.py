@@ -82,7 +82,15 @@ def _tell_ready(console: Console, plan: Plan) -> None:
     grpc = plan.published.get("PHLOEM_GRPC_PORT")
     console.say("ready" + (f"; gRPC on {LOOPBACK}:{grpc}" if grpc else ""))
     if http:
-        console.say(f"try: curl http://{LOOPBACK}:{http}/v1/chat/completions -H 'content-type: application/json' \\")
-        console.say(
-            """       -d '{"messages": [{"role": "user", "content": "Why is the sky blue?"}], "max_tokens": 64}'"""
+        model = next(
+            (one.environment["PHLOEM_MODEL"] for one in plan.instances if "PHLOEM_MODEL" in one.environment), ""
         )
+        question = '[{"role": "user", "content": "What is the capital of France?"}]'
+        console.say(f"try: curl http://{LOOPBACK}:{http}/v1/chat/completions -H 'content-type: application/json' \\")
+        console.say(f"""       -d '{{"model": "{_served_name(plan)}", "max_tokens": 64, "messages": {question}}}'""")
+
+
+def _served_name(plan: Plan) -> str:
+    """The model's name for clients, as the services were told it."""
+    told = next((one.environment for one in plan.instances if "PHLOEM_MODEL" in one.environment), {})
+    return told.get("PHLOEM_SERVED_MODEL_NAME") or short_name(told.get("PHLOEM_MODEL", ""))
