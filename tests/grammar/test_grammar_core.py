@@ -158,7 +158,7 @@ def test_a_starved_compile_is_no_poison() -> None:
     core = new_core()
     for _ in range(5):
         _, start = asked(core, regex("a"))
-        [(_, verdict)] = core.finish(start.digest, Died("wall", worked=False))
+        [(_, verdict)] = core.finish(start.digest, Died("wall", starved=True))
         assert refusal(verdict).code == "busy"
 
 

@@ -16,6 +16,7 @@ from phloem_grammar.core import Bounds
 from phloem_grammar.engine import Compiled, Died, Lost, Rejected, Task, TokenizerSource
 from phloem_grammar.runner import SandboxRunner
 from phloem_grammar.sandbox import SandboxError
+from phloem_grammar.sandbox_server import starved
 from phloem_grammar.sandbox_wire import JobLimits
 from tests.grammar.judging import judge, new_core, refusal, regex, until
 
@@ -82,7 +83,13 @@ async def test_the_clock_ends_what_does_not_work_and_says_so(source: str) -> Non
     async with sandbox(wall_s=0.3) as runner:
         outcome = await run(runner, source)
         assert isinstance(outcome, Died)
-        assert (outcome.cause, outcome.worked) == ("wall", False)
+        assert (outcome.cause, outcome.starved) == ("wall", False)
+
+
+def test_waiting_for_a_cpu_is_told_from_being_stuck() -> None:
+    assert starved(b"900000000 16000000000 300\n", wall_s=30.0)
+    assert not starved(b"900000000 1000000000 300\n", wall_s=30.0)
+    assert not starved(b"", wall_s=30.0)
 
 
 async def test_output_is_bounded() -> None:

@@ -229,10 +229,10 @@ class GrammarCore:
         return Verdict(error=info)
 
     def _died(self, compile_: Compile, died: Died) -> ErrorInfo:
-        """Over a limit of CPU time or memory: never again. Other deaths: once more at most. Ended by the clock: only if it really worked."""
+        """Over a limit of CPU time or memory: never again. Other deaths: once more at most; none if it only starved."""
         self.counters["killed"] += 1
         over = died.cause in ("cpu", "memory")
-        if died.cause == "wall" and not died.worked:
+        if died.cause == "wall" and died.starved:
             return ErrorInfo(
                 "busy",
                 "the grammar could not be compiled in time on this busy machine",

@@ -70,8 +70,8 @@ class Died(msgspec.Struct, frozen=True, tag=True):
     cause: str
     """``cpu`` | ``memory`` | ``wall`` (over that limit) | ``crash`` (a signal of its own)."""
     detail: str = ""
-    worked: bool = True
-    """False: it had got so little CPU time that the machine, not the grammar, is to blame."""
+    starved: bool = False
+    """With ``wall``: it mostly waited for a CPU, so that the machine, not the grammar, is to blame."""
 
 
 class Lost(msgspec.Struct, frozen=True, tag=True):

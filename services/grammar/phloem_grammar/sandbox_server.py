@@ -23,8 +23,8 @@ WATCH_S = 0.01
 """How often running children are looked at: a child can grow by some 50 MB meanwhile."""
 OUTPUT_SHOWN = 200
 """Characters of a dead child's last output that are reported."""
-IDLE_SHARE = 0.25
-"""A child ended by the clock that used less than this share of its CPU limit was starved, not busy."""
+STARVED_SHARE = 0.5
+"""A child ended by the clock that waited for a CPU for this share of its time was starved; one that waited for nothing is stuck."""
 
 
 @dataclass(slots=True)
@@ -41,6 +41,7 @@ class Child:
     received: bytearray = field(default_factory=bytearray)
     cause: str = ""
     """Why we killed it."""
+    starved: bool = False
 
 
 class ForkServer:
@@ -119,6 +120,7 @@ class ForkServer:
             child.cause = "cpu"
         elif time.monotonic() - child.began > limits.wall_s:
             child.cause = "wall"
+            child.starved = starved(_read(f"/proc/{child.pid}/schedstat"), limits.wall_s)
         if child.cause:
             _kill(child.pid)
 
@@ -126,27 +128,26 @@ class ForkServer:
         """The child closed its pipe, so it is exiting or dead."""
         self._selector.unregister(child.result_fd)
         del self._children[child.result_fd]
-        _, status, usage = os.wait4(child.pid, 0)
+        _, status = os.waitpid(child.pid, 0)
         os.close(child.result_fd)
-        result = self._result(child, status, usage.ru_utime + usage.ru_stime)
+        result = self._result(child, status)
         os.close(child.output_fd)
         _write_all(self._writer, pack(Done(child.job, result)))
 
-    def _result(self, child: Child, status: int, cpu_s: float) -> Outcome:
+    def _result(self, child: Child, status: int) -> Outcome:
         if status == 0 and not child.cause:
             bodies = Frames().feed(bytes(child.received))
             if len(bodies) == 1:
                 return outcome.decode(bodies[0])
         last_words = clip(os.pread(child.output_fd, 4096, 0).decode(errors="replace"), OUTPUT_SHOWN)
-        worked = cpu_s >= IDLE_SHARE * self._setup.limits.cpu_s
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         if child.cause:
-            return Died(child.cause, last_words, worked)
+            return Died(child.cause, last_words, child.starved)
         if number == signal.SIGXCPU:
-            return Died("cpu", last_words, worked)
+            return Died("cpu", last_words)
         if "memory allocation" in last_words or "bad_alloc" in last_words:
-            return Died("memory", last_words, worked)
-        return Died("crash", f"{signal.Signals(number).name if number else 'exit'}: {last_words}", worked)
+            return Died("memory", last_words)
+        return Died("crash", f"{signal.Signals(number).name if number else 'exit'}: {last_words}")
 
 
 def _kill(pid: int) -> None:
@@ -161,12 +162,23 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 def _cpu_seconds(pid: int) -> float:
     """User and system time so far, 0 when the process is gone."""
+    fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICK if fields else 0.0
+
+
+def starved(schedstat: bytes, wall_s: float) -> bool:
+    """Whether a process spent `STARVED_SHARE` of ``wall_s`` waiting for a CPU. ``schedstat``: nanoseconds run, nanoseconds waited, turns."""
+    fields = schedstat.split()
+    return len(fields) == 3 and int(fields[1]) >= STARVED_SHARE * wall_s * 1e9
+
+
+def _read(path: str) -> bytes:
+    """A file of /proc, b"" when its process is gone."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
+        with open(path, "rb") as file:
+            return file.read()
     except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / _TICK
+        return b""
 
 
 def _write_all(fd: int, data: bytes) -> None:
