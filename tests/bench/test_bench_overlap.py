@@ -66,7 +66,8 @@ def test_both_depths_with_real_services_over_nats(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
-def test_no_broker_is_one_line() -> None:
-    result = CliRunner().invoke(app, [*RUN, "--nats-url", "http://127.0.0.1:1"])
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "nats://127.0.0.1:1"])
+def test_no_broker_says_so(url: str) -> None:
+    result = CliRunner().invoke(app, [*RUN, "--nats-url", url])
     assert result.exit_code == 1
     assert result.output.startswith("phloem bench: ")

@@ -184,7 +184,7 @@ def overlap(
     with _parts():
         import anyio
 
-        from phloem_bus.errors import BusError
+        from phloem_bus.errors import BusError, ConfigError
 
         from .overlap.processes import ProcessFailed
         from .overlap.report import as_json, line, table
@@ -202,8 +202,8 @@ def overlap(
         )
         if output is not None:
             output.write_bytes(as_json(plan, outcome))
-    except (ProcessFailed, RequestsFailed, BusError, OSError, ValueError) as error:
-        _fail(error or "a run did not end in time")
+    except (ProcessFailed, RequestsFailed, BusError, ConfigError, OSError, ValueError) as error:
+        _fail(str(error) or "a run did not end in time")
     console.print(table(plan, outcome))
 
 

@@ -48,6 +48,8 @@ class Idle:
     """By the clock: what of each step's period was not the step itself. Holds the waiting, and the worker's own work around a step."""
     period_ms: float
     """Time from one result to the next."""
+    busy_p50_ms: float
+    """What the device's thread spends on a step: the step, and its own work around it."""
 
 
 def full_steps(steps: Sequence[Step], rows: int) -> list[Step]:
@@ -78,6 +80,7 @@ def idle(steps: Sequence[Step], step_ms: float) -> Idle:
         idle_max_ms=waits[-1],
         lost_share=1 - step_ms / period,
         period_ms=period,
+        busy_p50_ms=median(step.busy_ms for step in steps),
     )
 
 
@@ -92,4 +95,5 @@ def middle(runs: Sequence[Idle]) -> Idle:
         idle_max_ms=max(run.idle_max_ms for run in runs),
         lost_share=median(run.lost_share for run in runs),
         period_ms=median(run.period_ms for run in runs),
+        busy_p50_ms=median(run.busy_p50_ms for run in runs),
     )

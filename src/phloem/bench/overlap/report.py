@@ -39,6 +39,7 @@ _NAMES = (
     "waiting per step us p50 / p99",
     "longest wait ms",
     "steps that waited over 1 % of a step",
+    "device thread per step ms p50",
     "period of a step ms",
     "period beyond the step itself",
 )
@@ -50,6 +51,7 @@ def _column(one: Idle) -> tuple[str, ...]:
         f"{one.idle_p50_us:.0f} / {one.idle_p99_us:.0f}",
         f"{one.idle_max_ms:.1f}",
         f"{one.late_steps} of {one.steps}",
+        f"{one.busy_p50_ms:.3f}",
         f"{one.period_ms:.3f}",
         f"{one.lost_share:.2%}",
     )

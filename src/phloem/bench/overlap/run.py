@@ -20,6 +20,7 @@ from .processes import ProcessFailed, failure, nats_server, running, scheduler_c
 from .sink import Sink, open_sink
 
 MODEL = "stand-in"
+CONNECT_S = 5.0
 STAND_IN_CONTEXT = 8192
 STAND_IN_TOKENS = 8192 * 16
 """What the stand-in claims to hold: see `phloem_gpu_worker.stand_in`."""
@@ -114,7 +115,7 @@ async def _run(plan: OverlapPlan, url: str, depth: int, number: int, folder: Pat
 
 async def _drive(plan: OverlapPlan, url: str, namespace: str, number: int) -> Sink:
     async with AsyncExitStack() as stack:
-        buses = [await NatsBus.connect(NatsOptions(url, name=f"overlap-{name}")) for name in ("sink", "tap")]
+        buses = [await _connect(url, name) for name in ("sink", "tap")]
         for bus in buses:
             stack.push_async_callback(bus.aclose)
         sink = await stack.enter_async_context(
@@ -123,6 +124,14 @@ async def _drive(plan: OverlapPlan, url: str, namespace: str, number: int) -> Si
         tokens = plan.steps + WARM_STEPS
         await sink.run_requests(plan.rows, plan.prompt_tokens, tokens, plan.seed, 60 + 4 * tokens * plan.step_ms / 1e3)
         return sink
+
+
+async def _connect(url: str, name: str) -> NatsBus:
+    try:
+        with anyio.fail_after(CONNECT_S):
+            return await NatsBus.connect(NatsOptions(url, name=f"overlap-{name}"))
+    except TimeoutError:
+        raise ProcessFailed(f"no broker answers at {url}") from None
 
 
 async def _unless_one_ends(processes: dict[str, Process], folder: Path, work: Callable[[], Awaitable[T]]) -> T:
