@@ -62,7 +62,7 @@ def test_refused_or_enforced(
     case: dict[str, Any], verdicts: dict[str, tuple[Verdict, float]], tokenizers: Tokenizers
 ) -> None:
     verdict, seconds = verdicts[case["id"]]
-    assert seconds < 10, "bounded, the start of a second engine included"
+    assert seconds < 60, "bounded, the start of a second engine on a busy machine included"
     if verdict.grammar is None:
         assert case["expect"] != "ok"
         assert verdict.error is not None

@@ -190,7 +190,7 @@ async def test_an_engine_that_cannot_be_loaded_is_reported_once_at_start() -> No
 
 
 async def test_waiting_does_not_block_the_event_loop() -> None:
-    async with sandbox(wall_s=0.5) as runner:
+    async with sandbox(wall_s=1.5) as runner:
         longest = 0.0
 
         async def beat() -> None:
@@ -204,7 +204,7 @@ async def test_waiting_does_not_block_the_event_loop() -> None:
             tasks.start_soon(beat)
             await run(runner, "sleep")
             tasks.cancel_scope.cancel()
-        assert longest < 0.25
+        assert longest < 1.0
 
 
 async def test_a_bomb_is_run_once_and_then_refused_from_memory() -> None:

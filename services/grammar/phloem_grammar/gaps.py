@@ -1,6 +1,6 @@
 """What llguidance compiles but does not enforce, found by drawing from its masks and validating: such schemas go elsewhere or are refused.
 
-Two gaps close by options (see `engine_llguidance`): escapes such as ``\\u0061`` in a key that slip past ``properties``. What is left:
+One gap is closed by an option (see `engine_llguidance`): a key spelled ``\\u0061`` dodges the schema of ``a``. What is left:
 
 * ``minProperties`` counts repeated keys, which any parser merges.
 * With ``\\u`` escapes off, a control character without a short escape can't be written, so that a constant holding one is a dead end.
