@@ -184,13 +184,12 @@ class FakeWorker:
         return grammar is not None and len(slot.tokens) - slot.opened.prompt_tokens >= int(grammar.source)
 
     def _prompt_logprobs(self, index: int, slot: Slot, count: int) -> list[RowLogprobs]:
-        """Of the prompt tokens that this row's tokens predict; position 0, which nothing predicts, comes with the first."""
+        """Of the prompt tokens that this row's tokens predict: each by the one before it, so the first by none."""
         params = slot.opened.params
         if params.prompt_logprobs < 0 or count == 0:
             return []
-        end = slot.filled
-        start = max(params.logprob_start, end - count + 1 if end > count else 0)
-        stop = min(end + 1, slot.opened.prompt_tokens)
+        start = max(slot.filled - count + 1, params.logprob_start, 1)
+        stop = min(slot.filled + 1, slot.opened.prompt_tokens)
         return [row_logprobs(index, True, start, list(slot.tokens[start:stop]))] if start < stop else []
 
 

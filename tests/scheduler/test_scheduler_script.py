@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from phloem_proto.codec import pack_ids, unpack_ids
@@ -298,7 +300,8 @@ def test_prompt_logprobs_come_once_in_order_and_limit_the_cached_prefix() -> Non
     world.finish()
     first = {frame.rid: frame for frame in world.frames if frame.offset == 0}
     assert [entry.id for entry in first[whole].prompt_logprobs] == prompt
-    assert [entry.logprob for entry in first[whole].prompt_logprobs] == [-(at + 1.0) for at in range(30)]
+    assert math.isnan(first[whole].prompt_logprobs[0].logprob)
+    assert [entry.logprob for entry in first[whole].prompt_logprobs[1:]] == [-(at + 1.0) for at in range(1, 30)]
     assert [entry.logprob for entry in first[tail].prompt_logprobs] == [-(at + 1.0) for at in range(18, 30)]
     assert (first[whole].cached_tokens, first[tail].cached_tokens) == (0, 16)
     drawn = [entry for frame in world.frames if frame.rid == whole for entry in frame.logprobs]
@@ -307,6 +310,21 @@ def test_prompt_logprobs_come_once_in_order_and_limit_the_cached_prefix() -> Non
     ]
     for rid in (whole, tail):
         world.cancel(rid)
+
+
+def test_prompt_logprobs_survive_a_retraction_without_a_gap_or_a_repetition() -> None:
+    for at in range(1, 7):
+        world = World(Settings(chunk_tokens=8, depth=1), profile(page_size=4))
+        prompt = [1 + token % 30 for token in range(30)]
+        rid = world.open(prompt, prompt_logprobs=0, max_tokens=4, ignore_eos=True)
+        world.steps(at)
+        row = world.core.ledger.requests[rid].choices[0].row
+        if row is not None:
+            world.core.life.retract(row)
+        world.finish()
+        first = next(frame for frame in world.frames if frame.offset == 0)
+        assert [entry.id for entry in first.prompt_logprobs] == prompt
+        assert [entry.logprob for entry in first.prompt_logprobs[1:]] == [-(token + 1.0) for token in range(1, 30)]
 
 
 def test_requests_start_in_order_of_priority_then_arrival() -> None:

@@ -10,6 +10,7 @@ A choice is what is scheduled: one of the n outputs of a request, with its own s
 
 from __future__ import annotations
 
+import math
 from array import array
 from dataclasses import dataclass, field
 from enum import Enum
@@ -81,6 +82,9 @@ class Choice:
         self.logprobs: list[TokenLogprob] = []  # of output[logprob_base:], if asked for
         self.logprob_base = len(self.output)
         self.prompt_logprobs: list[TokenLogprob] = []  # of positions params.logprob_start on, if asked for
+        if self.wants_prompt_logprobs and request.params.logprob_start == 0:
+            # Nothing predicts the first token, so no worker tells of it: its entry is made here.
+            self.prompt_logprobs.append(TokenLogprob(int.from_bytes(request.ids[:TOKEN_BYTES], "little"), math.nan))
         self.row: Row | None = None  # the slot it has, or leaves
         self.parked_on: Row | None = None
         self.failed_steps = 0
