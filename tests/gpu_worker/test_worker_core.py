@@ -179,9 +179,22 @@ def test_prompt_logprobs_are_complete_over_any_chunks(model_folder: Folder, chun
         ids += unpack_ids(entry.ids)
         positions += range(entry.start, entry.start + len(entry.ids) // 4)
         values += unpack_floats(entry.logprobs)
-    assert positions == list(range(max(start, 1), 30))
-    assert ids == [prompt[i] for i in positions]
+    assert positions == list(range(start, 30))
+    assert ids == prompt[start:]
+    if start == 0:  # nothing predicts the first token
+        assert np.isnan(values.pop(0))
+        positions.pop(0)
     assert values == pytest.approx([float(expected[i - 1, prompt[i]]) for i in positions], abs=1e-4)
+
+
+def test_the_only_prompt_token_has_no_logprob(model_folder: Folder) -> None:
+    driver = Driver(core_of(model_folder("qwen2")))
+    sequence = driver.open(0, [9], prompt_logprobs=2)
+    driver.finish(1)
+    (entry,) = sequence.logprobs
+    assert (entry.start, entry.top, len(entry.top_ids)) == (0, 2, 8)
+    assert list(unpack_ids(entry.ids)) == [9]
+    assert np.isnan(unpack_floats(entry.logprobs)).all()
 
 
 def test_a_row_that_is_not_a_number_fails_alone(model_folder: Folder) -> None:

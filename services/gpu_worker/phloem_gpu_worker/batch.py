@@ -24,6 +24,8 @@ class ScoreSpan:
     """Position in the sequence of the first target."""
     top: int
     """How many most likely alternatives are wanted per target."""
+    leading: bool = False
+    """The first token of the sequence is to be reported too, though nothing predicts it."""
 
 
 @dataclass(frozen=True, slots=True)

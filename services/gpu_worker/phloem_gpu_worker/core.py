@@ -20,7 +20,7 @@ from .draws import FINE, NOT_A_NUMBER, Drawn
 from .errors import BadPlan
 from .grammar_desk import GrammarDesk, State
 from .layout import RowReader, Rows, lay_out
-from .logprobs import Scores
+from .logprobs import Scores, unscored
 from .runner import Runner
 from .slot_draws import DrawGatherer
 from .slots import Slots
@@ -144,7 +144,8 @@ class WorkerCore:
         at = rows.slots[run]
         self.slots.committed[at] = np.maximum(self.slots.committed[at], batch.starts + batch.counts)
         for span, scores in zip(batch.scores, forward.scores, strict=True):
-            outcome.logprobs.append(_prompt_logprobs(span, scores))
+            first = self.slots.tokens[rows.slots[span.row], :1] if span.leading else None
+            outcome.logprobs.append(_prompt_logprobs(span, scores, first))
         masks = self.desk.collect(constrained) if self.desk is not None and constrained else {}
         late = [slot for slot in constrained if slot not in masks]
         if late:
@@ -261,8 +262,12 @@ def _extending_or(rows: Rows, drawing: Ints) -> Ints:
     return rows.named.numbers if runs.all() else np.flatnonzero(runs)
 
 
-def _prompt_logprobs(span: ScoreSpan, scores: Scores) -> RowLogprobs:
-    return _row_logprobs(span.row, True, span.position, scores, slice(None), span.top)
+def _prompt_logprobs(span: ScoreSpan, scores: Scores, first: NDArray[np.int32] | None) -> RowLogprobs:
+    """``first``: the sequence's first token, if it is to be reported."""
+    if first is None:
+        return _row_logprobs(span.row, True, span.position, scores, slice(None), span.top)
+    whole = Scores.joined([unscored(first.astype(np.int64), scores.top_ids.shape[1]), scores])
+    return _row_logprobs(span.row, True, 0, whole, slice(None), span.top)
 
 
 def _row_logprobs(row: int, prompt: bool, start: int, scores: Scores, part: slice, top: int) -> RowLogprobs:

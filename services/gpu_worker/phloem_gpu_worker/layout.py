@@ -135,8 +135,9 @@ def _scores(rows: Rows, slots: Slots, run: Ints, ends: Ints) -> tuple[ScoreSpan,
         assert params is not None
         begin = max(start + 1, params.logprob_start, 1)
         end = min(start + count + 1, int(slots.prompt[slot]))
-        if begin < end:
+        leading = start == 0 and params.logprob_start == 0
+        if begin < end or leading:
             first = int(ends[place]) - count + begin - start
             targets = slots.tokens[slot, begin:end].astype(np.int64)
-            spans.append(ScoreSpan(row, first, targets, begin, params.prompt_logprobs))
+            spans.append(ScoreSpan(row, first, targets, begin, params.prompt_logprobs, leading))
     return tuple(spans)

@@ -35,6 +35,13 @@ class Scores:
         )
 
 
+def unscored(ids: Ints, top: int) -> Scores:
+    """Scores of tokens that nothing predicts: NaN, with ``top`` meaningless alternatives to keep the shape."""
+    shape = (len(ids), top)
+    nothing = np.full(shape, np.nan, dtype=np.float32)
+    return Scores(ids, np.full(len(ids), np.nan, dtype=np.float32), np.zeros(shape, dtype=np.int64), nothing)
+
+
 def score(logits: Tensor, targets: Ints, top: int) -> Scores:
     """Scores of ``targets`` int64 [n] under float32 ``logits`` [n, vocab], with the ``top`` most likely of each."""
     total = logits.logsumexp(dim=-1, keepdim=True)

@@ -14,7 +14,7 @@ from .batch import Batch, Ints
 from .decoder import Decoder
 from .draws import Drawn, Draws
 from .kv_pool import KvPool
-from .logprobs import Scores, score
+from .logprobs import Scores, score, unscored
 from .sampler import draw
 
 _SCORED_AT_ONCE = 64
@@ -115,7 +115,7 @@ class TorchRunner:
             some = targets[begin : begin + _SCORED_AT_ONCE]
             at = first + begin
             parts.append(score(self._decoder.logits(hidden[at : at + len(some)]), some, top))
-        return Scores.joined(parts)
+        return Scores.joined(parts) if parts else unscored(targets, top)
 
     def _to_device(self, values: Ints) -> Tensor:
         tensor = torch.from_numpy(np.ascontiguousarray(values))

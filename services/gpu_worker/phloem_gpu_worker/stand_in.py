@@ -8,7 +8,7 @@ import numpy as np
 
 from .batch import Batch, Ints
 from .draws import FINE, Drawn, Draws
-from .logprobs import Scores
+from .logprobs import unscored
 from .runner import Capacity, Forward
 
 _SPIN_S = 0.0003
@@ -40,9 +40,9 @@ class StandInRunner:
         return self._capacity
 
     def forward(self, batch: Batch) -> Forward:
-        """Let the time of a step pass. Prompt scores are zeros."""
+        """Let the time of a step pass. Prompt scores are NaN."""
         end = time.perf_counter() + self._step_s
-        scores = tuple(_no_scores(span.targets, span.top) for span in batch.scores)
+        scores = tuple(unscored(span.targets, span.top) for span in batch.scores)
         at = batch.logits_at
         ids = next_token(batch.tokens[at], batch.positions[at], self._capacity.vocab_size)
         pause = end - time.perf_counter() - _SPIN_S
@@ -65,12 +65,3 @@ def next_token(tokens: Ints, positions: Ints, vocab_size: int) -> Ints:
     mixed = (tokens * 2654435761 + positions * 40503 + 12345) & 0xFFFFFFFF
     half = vocab_size // 2
     return half + (mixed >> 7) % (vocab_size - half)
-
-
-def _no_scores(targets: Ints, top: int) -> Scores:
-    return Scores(
-        targets,
-        np.zeros(len(targets), dtype=np.float32),
-        np.zeros((len(targets), top), dtype=np.int64),
-        np.zeros((len(targets), top), dtype=np.float32),
-    )
