@@ -30,7 +30,8 @@ class FakeServer:
     flushed: int = 0
     most_at_once: int = 0
     at_once: int = 0
-    hung_up: threading.Event = field(default_factory=threading.Event)
+    hanging: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    hung_up: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
     def seen(self, model: str) -> list[dict[str, Any]]:
         return [body for body in self.bodies if body["model"] == model]
@@ -99,8 +100,10 @@ async def _answer(state: FakeServer, request: Request, body: dict[str, Any]) -> 
         case "overloaded":
             return JSONResponse({"error": {"message": "later", "code": "queue_full"}}, status_code=429)
         case "hangs":
+            state.hanging.release()
             while (await request.receive())["type"] != "http.disconnect":
                 pass
+            state.hung_up.release()
         case "garbage":
             return Response("data: {not json\n\n", media_type="text/event-stream")
         case "closes":
@@ -146,8 +149,5 @@ async def _stream(state: FakeServer, body: dict[str, Any], pieces: list[str]) ->
             yield "data: " + json.dumps({"choices": [], "usage": _usage(body, len(pieces))}) + "\n\n"
         if body["model"] != "no-done":
             yield "data: [DONE]\n\n"
-    except asyncio.CancelledError:
-        state.hung_up.set()
-        raise
     finally:
         state.at_once -= 1

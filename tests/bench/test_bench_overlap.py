@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from phloem.bench import app
+from phloem.bench.overlap import run
 from phloem.bench.overlap.figures import WARM_STEPS, Step, TooFewSteps, full_steps, idle, middle
 from phloem.bench.overlap.run import OverlapPlan
 
@@ -67,7 +68,8 @@ def test_both_depths_with_real_services_over_nats(tmp_path: Path) -> None:
 
 @pytest.mark.integration
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "nats://127.0.0.1:1"])
-def test_no_broker_says_so(url: str) -> None:
+def test_no_broker_says_so(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "CONNECT_S", 0.5)
     result = CliRunner().invoke(app, [*RUN, "--nats-url", url])
     assert result.exit_code == 1
     assert result.output.startswith("phloem bench: ")

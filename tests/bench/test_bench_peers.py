@@ -21,11 +21,12 @@ from typer.testing import CliRunner
 from phloem.bench import app
 from phloem.bench.app import PEER_NAMES
 from phloem.bench.peers import PEERS, Peer, PeerFailed
-from phloem.bench.peers.base import Start
 from phloem.bench.peers.export import export
 from phloem.bench.peers.run import run_peer
 from phloem.bench.peers.venv import ensure, home_of, installed
 from phloem_model import ModelFiles, resolve
+
+from .fake_peer import fake_peer
 
 
 @pytest.fixture(autouse=True)
@@ -142,24 +143,6 @@ def test_a_failed_installation_is_one_line_and_tried_again() -> None:
     assert not installed(peer)
 
 
-SERVER = """
-import http.server, sys
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200); self.send_header("content-length", "0"); self.end_headers()
-http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
-"""
-
-
-def fake_peer(exit_code: int | None = None) -> Peer:
-    program = SERVER if exit_code is None else f"raise SystemExit({exit_code})"
-
-    def start(home: Path, model: ModelFiles, port: int, more: tuple[str, ...]) -> Start:
-        return Start((sys.executable, "-c", program, str(port)), {})
-
-    return Peer("fake", "a fake (no licence)", "x", "about 1 MB", 1, "/health", start)
-
-
 def pretend_installed(peer: Peer) -> None:
     home = home_of(peer)
     home.mkdir(parents=True)
@@ -183,7 +166,7 @@ def test_a_peer_that_ends_by_itself_is_a_failure() -> None:
 DRIVER = """
 import sys
 from phloem.bench.peers.run import run_peer
-from tests.bench.test_bench_peers import fake_peer
+from tests.bench.fake_peer import fake_peer
 sys.exit(run_peer(fake_peer(), "tiny", int(sys.argv[1]), (), lambda line: print(line, flush=True)))
 """
 
