@@ -11,6 +11,7 @@ import trio
 import trio._core._run as trio_run
 from trio.testing import MockClock
 
+from phloem_bus.bus import Bus
 from phloem_bus.link import Links
 from phloem_bus.local import LocalBroker, LocalBus
 from phloem_bus.node import Node
@@ -52,13 +53,14 @@ class Actor:
     """A node with presence and links, as a service has them.
 
     Args:
+        broker: or a bus that is connected already.
         tells: roles it beats to and watches.
         incarnation: also the seed of its jitter.
     """
 
     def __init__(
         self,
-        broker: LocalBroker,
+        broker: LocalBroker | Bus,
         role: Role,
         instance: str,
         tells: Collection[Role],
@@ -67,7 +69,7 @@ class Actor:
         profile: Profile | None = None,
         term: Callable[[], int] = lambda: 0,
     ) -> None:
-        self.bus: LocalBus = broker.connect(instance)
+        self.bus = broker.connect(instance) if isinstance(broker, LocalBroker) else broker
         self.role = role
         self.profile = profile or Profile("m")
         self.load = Load()
@@ -107,5 +109,6 @@ class Actor:
 
     def kill(self) -> None:
         """End like a process that was killed: no goodbye, no last word."""
+        assert isinstance(self.bus, LocalBus)
         self.bus.kill()
         self.scope.cancel()

@@ -197,8 +197,10 @@ def test_a_new_session_replaces_the_former_and_its_frames_are_refused() -> None:
         stale = LinkFrame(first.session, 0, 2, 0, 2, b"")
         await pair.scheduler.node.send(Role.WORKER, "w", stale)
         await pair.scheduler.node.send(Role.WORKER, "w", LinkFrame(second.session, 99, 2, 0, 2, b""))
+        imposter = Actor(pair.broker, Role.SCHEDULER, "s", [], incarnation=99)
+        await imposter.node.send(Role.WORKER, "w", LinkFrame(second.session, 0, 2, 0, 2, b""))
         await anyio.sleep(0.1)
-        assert pair.worker.node.refused == {"session": 1, "term": 1}
+        assert pair.worker.node.refused == {"session": 1, "term": 1, "incarnation": 1}
         assert second.open
 
     with_pair(test)
