@@ -47,7 +47,7 @@ def load(core: Core, gateways: int, grammars: int) -> Load:
         waiting_tokens=core.queue.tokens(),
         pages_free=sum(worker.cache.pool.free for worker in workers),
         pages_cached=sum(worker.cache.tree.evictable_pages for worker in workers),
-        pages_used=sum(worker.cache.pool.held + worker.cache.tree.locked_pages for worker in workers),
+        pages_used=sum(map(pages_used, workers)),
         pages_total=sum(worker.cache.pool.total for worker in workers),
         workers=len(workers),
         credit_requests=max(1, total // shares),
@@ -73,6 +73,31 @@ WORKER_GAUGES: dict[str, tuple[str, Callable[[WorkerState], float]]] = {
 }
 
 
+# Zero when nothing goes on, but for the ratio.
+HELD_GAUGES: dict[str, tuple[str, Callable[[Core], float]]] = {
+    "requests_live": (
+        "Requests that no gateway has cancelled yet, ended ones included",
+        lambda core: len(core.ledger.requests),
+    ),
+    "choices_running": ("Choices that have a slot", lambda core: core.running),
+    "choices_waiting": ("Choices without a slot", lambda core: core.waiting),
+    "pages_used": (
+        "KV pages that running requests own or read",
+        lambda core: sum(map(pages_used, core.workers.values())),
+    ),
+    "locks": (
+        "Paths of the radix trees that are locked",
+        lambda core: sum(w.cache.tree.locks for w in core.workers.values()),
+    ),
+    "reserve_ratio": ("Share of running rows' output that is set aside", lambda core: core.planner.reserve.share),
+}
+
+
+def pages_used(worker: WorkerState) -> int:
+    """KV pages that running requests own or read."""
+    return worker.cache.pool.held + worker.cache.tree.locked_pages
+
+
 class CoreCollector(Collector):
     """Counters and gauges of the core that `current` returns, read when asked."""
 
@@ -84,15 +109,8 @@ class CoreCollector(Collector):
         core = self._current()
         for name, value in asdict(core.counters).items():
             yield CounterMetricFamily(f"phloem_scheduler_{name}", COUNTED[name], value=value)
-        yield GaugeMetricFamily(
-            "phloem_scheduler_requests_kept", "Requests known, ended ones included", value=len(core.ledger.requests)
-        )
-        yield GaugeMetricFamily("phloem_scheduler_choices_waiting", "Choices without a slot", value=core.waiting)
-        yield GaugeMetricFamily(
-            "phloem_scheduler_reserve_ratio",
-            "Share of running rows' output set aside",
-            value=core.planner.reserve.share,
-        )
+        for name, (text, read) in HELD_GAUGES.items():
+            yield GaugeMetricFamily(f"phloem_scheduler_{name}", text, value=read(core))
         yield from worker_metrics(core.workers.values())
 
 

@@ -104,6 +104,11 @@ class RadixTree:
         """Pages that eviction could free at this moment."""
         return self.total_pages - self.locked_pages
 
+    @property
+    def locks(self) -> int:
+        """Locks that are held, each on one path."""
+        return sum(root.locks for root in self._roots.values())
+
     def peek(self, namespace: Namespace, key: bytes) -> int:
         """How many whole pages of key the tree holds. Changes nothing, not even recency."""
         node, at = self._roots.get(namespace), 0
