@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import anyio
@@ -17,9 +15,10 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as NatsSubscription
 
 from .bus import RawMessage
-from .errors import ConfigError, Disconnected, NoResponders, NotAllowed, PayloadTooLarge, TimedOut
+from .errors import ConfigError, Disconnected, NotAllowed, PayloadTooLarge
 from .mailbox import Mailbox
 from .nats_client import PENDING_BYTES, NatsOptions, Refused, close_client, open_client, round_trip, violation
+from .nats_requests import Requests
 from .patterns import check_subject
 
 _log = logging.getLogger("phloem.bus")
@@ -36,14 +35,6 @@ STALL_S = 1.0
 """How long it waits before the connection counts as lost."""
 _COMPLAINTS = 256
 """Subjects that the server forbade us and that were logged; further ones are only counted."""
-
-
-@dataclass(slots=True, eq=False)
-class _Waiter:
-    """A request that waits for its reply."""
-
-    arrived: anyio.Event
-    message: Msg | None = None
 
 
 class _NatsMailbox(Mailbox):
@@ -86,9 +77,7 @@ class NatsBus:
         self._max_payload = 0
         self._lost = asyncio.Event()
         self._mailboxes: list[_NatsMailbox] = []
-        self._inbox = f"{options.inbox}.{secrets.token_hex(8)}"
-        self._waiters: dict[str, _Waiter] = {}
-        self._requests = 0
+        self._requests = Requests(options.inbox)
         self._supervisor: asyncio.Task[None] | None = None
         self._complaints: dict[tuple[str, str], None] = {}
         self.violations = 0
@@ -162,20 +151,11 @@ class NatsBus:
         return mailbox
 
     async def request(self, subject: str, data: bytes, *, timeout: float) -> bytes:
-        self._requests += 1
-        token = f"{self._requests:x}"
-        waiter = self._waiters[token] = _Waiter(anyio.Event())
-        try:
+        with self._requests.waiter() as waiter:
             with anyio.move_on_after(timeout):
-                await self.publish(subject, data, reply=f"{self._inbox}.{token}")
+                await self.publish(subject, data, reply=waiter.inbox)
                 await waiter.arrived.wait()
-        finally:
-            del self._waiters[token]
-        if waiter.message is None:
-            raise TimedOut(f"no reply on {subject} within {timeout:g} s")
-        if _is_no_responders(waiter.message):
-            raise NoResponders(f"nobody listens on {subject}")
-        return waiter.message.data
+            return waiter.result(subject, timeout)
 
     async def flush(self) -> None:
         client = self._usable()
@@ -272,7 +252,7 @@ class NatsBus:
             lost.set()
 
         client = self._client = await open_client(self._options, on_closed=on_closed, on_error=self._on_error)
-        await client.subscribe(f"{self._inbox}.*", cb=self._on_reply)
+        await client.subscribe(self._requests.pattern, cb=self._requests.on_reply)
         for mailbox in list(self._mailboxes):
             await mailbox.attach(client)
         with anyio.fail_after(FLUSH_S):
@@ -287,12 +267,6 @@ class NatsBus:
             await close_client(client)
 
     # --- what the client calls ---
-
-    async def _on_reply(self, message: Msg) -> None:
-        waiter = self._waiters.get(message.subject.rpartition(".")[2])
-        if waiter is not None and waiter.message is None:
-            waiter.message = message
-            waiter.arrived.set()
 
     async def _on_error(self, error: Exception) -> None:
         if isinstance(error, nats.errors.SlowConsumerError):
@@ -316,7 +290,3 @@ class NatsBus:
         for mailbox in self._mailboxes:
             if mailbox.handle is error.sub:
                 mailbox.dropped += 1
-
-
-def _is_no_responders(message: Msg) -> bool:
-    return not message.data and (message.headers or {}).get("Status") == "503"

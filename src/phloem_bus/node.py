@@ -33,8 +33,20 @@ _SUBJECTS = 4096
 """Subjects remembered per node, far above the live instances; the memory is emptied when they exceed it."""
 _REFUSALS = 1024
 """Answers "busy" under way at once per kind; beyond that a call gets none, and its caller times out."""
+_ROLES = frozenset(role.value for role in Role)
 _TURN = 256
 """Messages handled before other tasks get a turn: some milliseconds of work."""
+
+
+def _credible(sender: Sender, subject: str) -> bool:
+    """Whether ``sender`` is whom the subject allows, and could be answered: handlers may build a subject from it."""
+    role = subject.rpartition(".")[2]
+    return (
+        sender.role == role
+        and role in _ROLES
+        and sender.instance != subjects.ALL
+        and subjects.is_token(sender.instance)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +237,7 @@ class Node:
         except msgspec.DecodeError:
             self.refuse("malformed")
             return None
-        if envelope.sender.role != raw.subject.rpartition(".")[2]:
+        if not _credible(envelope.sender, raw.subject):
             self.refuse("sender")
             return None
         if envelope.version < PROTOCOL_MIN:

@@ -81,7 +81,7 @@ class Presence:
         return self._table.roles
 
     def peers(self, role: Role) -> list[Peer]:
-        """Those of ``role`` that are present, in order of instance."""
+        """Those of ``role`` that are present, in order of instance. Raises ``KeyError`` for a role that isn't watched."""
         return self._table.of(role)
 
     def get(self, role: Role, instance: str) -> Peer | None:

@@ -185,6 +185,38 @@ def test_a_client_that_the_server_threw_out_is_rebuilt_with_its_subscriptions(na
     run(test)
 
 
+def test_a_reader_that_broke_is_noticed_and_replaced(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        async with connected(NatsOptions(nats_server.url)) as bus:
+            subscription = await bus.subscribe("reader.broke")
+            client = bus._client
+            assert client is not None
+
+            async def fail(_: bytes) -> None:
+                raise RuntimeError("a bug in the parser")  # nats-py logs it, stops reading, and stays "connected"
+
+            monkeypatch.setattr(client._ps, "parse", fail)
+            await until(lambda: bus.reconnections == 1 and bus.connected, 8.0)
+            await bus.publish("reader.broke", b"here")
+            with anyio.fail_after(5):
+                assert (await subscription.receive()).data == b"here"
+
+    run(test)
+
+
+def test_what_nats_py_drops_itself_is_counted_with_the_rest(nats_server: NatsServer) -> None:
+    async def test() -> None:
+        async with connected(NatsOptions(nats_server.url)) as bus:
+            subscription = await bus.subscribe("dropped")
+            handle = bus._mailboxes[0].handle
+            assert handle is not None
+            handle._pending_bytes_limit = 1
+            await bus.publish("dropped", b"too much")
+            await until(lambda: subscription.dropped == 1)
+
+    run(test)
+
+
 def test_payload_at_the_limit_keeps_the_connection(nats_server: NatsServer) -> None:
     async def test() -> None:
         async with connected(NatsOptions(nats_server.url)) as bus:

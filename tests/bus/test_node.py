@@ -91,12 +91,15 @@ def test_what_is_malformed_forged_or_unwanted_is_dropped_and_counted() -> None:
         await raw.publish(
             subject, encode(Sender("scheduler", "s", 1), Cancel(b"r", 2))
         )  # another role than the subject says
+        for instance in ("a.b", "", "*", "all"):  # no instance that could be answered
+            await raw.publish(subject, encode(Sender("gateway", instance, 1), Cancel(b"r", 2)))
+        await raw.publish("ph.d.m.tokenizer.t.printer", encode(Sender("printer", "p", 1), Cancel(b"r", 2)))
         await raw.publish(subject, msgspec.msgpack.encode(Envelope(0, gateway.sender, Cancel(b"r", 3))))
         await raw.publish(subject, encode(gateway.sender, Probe()))  # of the union, and nobody asked for it
         await raw.publish(subject, whole)
         await anyio.sleep(0.1)
         assert seen == [Cancel(b"r", 1)]
-        assert tokenizer.refused == {"malformed": 5, "sender": 1, "version": 1, "unhandled": 1}
+        assert tokenizer.refused == {"malformed": 5, "sender": 6, "version": 1, "unhandled": 1}
 
     with_nodes(test)
 
