@@ -85,18 +85,24 @@ class NatsBus:
         self.reconnections = 0
 
     @classmethod
-    async def connect(cls, options: NatsOptions, *, on_wait: Callable[[str], None] = lambda _: None) -> NatsBus:
+    async def connect(
+        cls, options: NatsOptions, *, on_wait: Callable[[str], None] = lambda _: None, wait: bool = True
+    ) -> NatsBus:
         """Connect; waits for a broker that isn't there yet.
 
         Args:
             on_wait: called once with the reason when the first attempt fails.
+            wait: False: return after the first attempt, and connect in the background if it failed.
 
         Raises:
             ConfigError: an option can't be used.
             Refused: the broker does not let this user in.
         """
         bus = cls(options)
-        await bus._open(on_wait, final=(Refused, ConfigError))
+        try:
+            await bus._open(on_wait, final=(Refused, ConfigError), once=not wait)
+        except Disconnected:
+            _log.debug("connecting in the background")
         bus._supervisor = asyncio.create_task(bus._supervise(), name="nats supervisor")
         return bus
 
@@ -219,15 +225,21 @@ class NatsBus:
                 pass
             if self.connected and not self._lost.is_set():
                 continue
-            _log.warning("lost the connection to NATS at %s", self._options.url)
+            if self._max_payload:
+                _log.warning("lost the connection to NATS at %s", self._options.url)
+                self.reconnections += 1
             self._ready = False
             await self._discard()
-            await self._open(lambda reason: _log.warning("NATS: %s", reason), final=())
-            self.reconnections += 1
-            _log.info("connected to NATS again")
+            await self._open(lambda reason: _log.debug("NATS: %s", reason), final=())
+            _log.info("connected to NATS at %s", self._options.url)
 
-    async def _open(self, on_wait: Callable[[str], None], *, final: tuple[type[Exception], ...]) -> None:
-        """Connect and subscribe, however long it takes and whatever goes wrong, but for what ``final`` names."""
+    async def _open(
+        self, on_wait: Callable[[str], None], *, final: tuple[type[Exception], ...], once: bool = False
+    ) -> None:
+        """Connect and subscribe, however long it takes and whatever goes wrong, but for what ``final`` names.
+
+        With ``once`` a first attempt that fails raises `Disconnected`.
+        """
         pause = RETRY_S
         waited = False
         while True:
@@ -242,6 +254,8 @@ class NatsBus:
             if not waited:
                 on_wait(reason)
                 waited = True
+            if once:
+                raise Disconnected(reason)
             await asyncio.sleep(pause)
             pause = min(2 * pause, RETRY_MAX_S)
 

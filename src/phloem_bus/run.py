@@ -62,7 +62,9 @@ def add_probe(app: typer.Typer) -> None:
         raise typer.Exit(probe(ready_file))
 
 
-def run_service(service_factory: Callable[[], Service], common: options.CommonOptions) -> int:
+def run_service(
+    service_factory: Callable[[], Service], common: options.CommonOptions, *, wait_for_broker: bool = True
+) -> int:
     """Run a service until it is told to stop; returns the exit code.
 
     Waits for the broker, drains at the first SIGTERM or SIGINT, stops at the second. Codes: 0 drained, 1 failed, 2 a setting can't be
@@ -71,11 +73,14 @@ def run_service(service_factory: Callable[[], Service], common: options.CommonOp
     Args:
         service_factory: makes the service; may raise `ConfigError`.
         common: the flags all services have.
+        wait_for_broker: False: run the service although the first attempt to connect failed (an edge answers "unavailable").
     """
     log.configure(common.role, style=common.log_format, level=common.log_level)
     try:
         service = service_factory()
-        return anyio.run(_run, service, common, backend_options={"use_uvloop": sys.platform != "win32"})
+        return anyio.run(
+            _run, service, common, wait_for_broker, backend_options={"use_uvloop": sys.platform != "win32"}
+        )
     except KeyboardInterrupt:
         return 130
     except Exception as error:
@@ -96,7 +101,7 @@ def _config_error(error: BaseException) -> ConfigError | None:
     return None
 
 
-async def _run(service: Service, common: options.CommonOptions) -> int:
+async def _run(service: Service, common: options.CommonOptions, wait_for_broker: bool) -> int:
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     drain = anyio.Event()
@@ -105,18 +110,23 @@ async def _run(service: Service, common: options.CommonOptions) -> int:
 
     async def work() -> int:
         with metrics_server(common.metrics_port, registry):
-            return await _connect_and_serve(service, common, drain, registry, ready)
+            bus = await race(lambda: _connect(common, wait_for_broker), drain.wait)
+            if bus is None:
+                return 0  # told to stop while there was nothing to drain
+            return await _serve_on(bus, service, common, drain, registry, ready)
 
     code = await race(work, signals.watch, ready.keep)
     return 130 if code is None else code
 
 
-async def _connect_and_serve(
-    service: Service, common: options.CommonOptions, drain: anyio.Event, registry: CollectorRegistry, ready: ReadyFile
+async def _serve_on(
+    bus: NatsBus,
+    service: Service,
+    common: options.CommonOptions,
+    drain: anyio.Event,
+    registry: CollectorRegistry,
+    ready: ReadyFile,
 ) -> int:
-    bus = await race(lambda: _connect(common), drain.wait)
-    if bus is None:
-        return 0  # told to stop while there was nothing to drain
     incarnation = secrets.randbits(63)
     context = ServiceContext(
         bus=bus,
@@ -141,12 +151,12 @@ async def _connect_and_serve(
             await bus.aclose()
 
 
-async def _connect(common: options.CommonOptions) -> NatsBus:
+async def _connect(common: options.CommonOptions, wait: bool) -> NatsBus:
     def waiting(reason: str) -> None:
         _log.warning("waiting for NATS at %s (%s)", common.nats.url, reason)
 
     try:
-        return await NatsBus.connect(common.nats, on_wait=waiting)
+        return await NatsBus.connect(common.nats, on_wait=waiting, wait=wait)
     except Refused as error:
         raise ConfigError("--nats-user", f"the broker at {common.nats.url} refuses: {error}") from error
 
