@@ -34,25 +34,33 @@ def test_retracted_requests_resume_with_the_same_text(pages: int, depth: int) ->
     outputs_under_pressure(pages, depth=depth)
 
 
-def test_pressure_does_retract() -> None:
-    """With the reserve forced low the pool is overcommitted, so the test above is not vacuous."""
-    world = World(Settings(chunk_tokens=16), profile(page_size=4, pages=24))
-    world.core.planner.reserve.share = 0.0
-    prompts = [[number + 1, 2, 3] for number in range(5)]
-    rids = [world.open(prompt, max_tokens=40, ignore_eos=True) for prompt in prompts]
-    for _ in range(400):
-        world.core.planner.reserve.share = 0.0
-        world.steps(1)
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_without_a_reserve_the_pool_is_overcommitted_and_rows_retract(page_size: int) -> None:
+    shape = profile(page_size=page_size, pages=96 // page_size, slots=16)
+    world = World(Settings(chunk_tokens=16, reserve=0.0), shape)
+    prompts = [[1 + number, 2, 3] for number in range(16)]
+    rids = [world.open(prompt, max_tokens=24, ignore_eos=True) for prompt in prompts]
     world.finish()
-    assert world.core.counters.retractions > 2
+    assert world.core.counters.retractions > 0
     for prompt, rid in zip(prompts, rids, strict=True):
-        assert (
-            world.outputs[rid, 0]
-            == expected(prompt, SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True))[0]
-        )
+        assert world.outputs[rid, 0] == expected(prompt, FREE)[0]
         world.cancel(rid)
     world.finish()
     world.assert_empty()
+
+
+def test_the_reserve_sinks_while_all_goes_well_and_rises_after_a_retraction() -> None:
+    world = World(Settings(chunk_tokens=16), profile(page_size=4, pages=100))
+    world.open([1, 2, 3], max_tokens=100, ignore_eos=True)
+    world.open([1, 2, 4], max_tokens=100, ignore_eos=True)
+    world.steps(60)
+    reserve = world.core.planner.reserve
+    assert reserve.share == pytest.approx(0.7 - 59 * 0.7 * 0.86 / 600, abs=0.003)
+    rows = list(world.core.workers["w0"].rows.values())
+    reserve.retracted(rows)
+    assert reserve.share == pytest.approx(sum(len(row.choice.output) + 20 for row in rows) / 201)
+    world.finish()
+    assert reserve.share == 0.7
 
 
 def test_what_is_in_flight_when_a_row_is_retracted_still_counts() -> None:

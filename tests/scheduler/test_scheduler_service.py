@@ -227,6 +227,7 @@ def test_the_higher_term_leads_and_equal_numbers_are_decided_by_name() -> None:
         ("--max-running", {"max_running": 0}),
         ("--max-queued", {"max_queued": 0}),
         ("--policy", {"policy": "lifo"}),
+        ("--reserve", {"reserve": 1.1}),
         ("--worker-wait", {"worker_wait_s": -1}),
         ("--compile-timeout", {"compile_timeout_s": 0}),
     ],

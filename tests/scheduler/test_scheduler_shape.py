@@ -94,6 +94,6 @@ def test_metrics_show_the_invariants() -> None:
     pages = [values[f'phloem_scheduler_pages_{state}{{worker="w0"}}'] for state in ("free", "held", "cached")]
     assert sum(pages) == values['phloem_scheduler_pages{worker="w0"}'] == 64
     assert values['phloem_scheduler_rows{worker="w0"}'] == values["phloem_scheduler_locks"] == 1
-    held = ("requests_live", "choices_running", "choices_waiting", "pages_used", "locks")
+    held = ("requests_live", "requests_running", "requests_waiting", "pages_used", "locks")
     assert [values[f"phloem_scheduler_{name}"] for name in held] == [1, 1, 0, 6, 1]
     assert values["phloem_scheduler_requests_total"] == 1

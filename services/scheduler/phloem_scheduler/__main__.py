@@ -54,6 +54,9 @@ def scheduler(
         int, _option("--max-running", "Most sequences that run on a worker.", _LIMITS)
     ] = DEFAULTS.max_running,
     max_queued: Annotated[int, _option("--max-queued", "Most sequences that wait.", _LIMITS)] = DEFAULTS.max_queued,
+    reserve: Annotated[
+        float, _option("--reserve", "Share of running output set aside for it: 0 overcommits, 1 never does.", _LIMITS)
+    ] = DEFAULTS.reserve,
     worker_wait: Annotated[
         float, _option("--worker-wait", "Seconds that accepted requests wait for a worker.", _LIMITS)
     ] = DEFAULTS.worker_wait_s,
@@ -87,6 +90,7 @@ def scheduler(
             depth=depth,
             policy=policy,
             disable_radix_cache=disable_radix_cache,
+            reserve=reserve,
             worker_wait_s=worker_wait,
             compile_timeout_s=compile_timeout,
         )

@@ -30,6 +30,8 @@ class SchedulerConfig:
     """Order of the queue."""
     disable_radix_cache: bool = False
     """Forget the KV of finished requests."""
+    reserve: float = DEFAULTS.reserve
+    """Share of running sequences' remaining output set aside at first."""
     worker_wait_s: float = DEFAULTS.worker_wait_s
     """Seconds that accepted requests wait when there is no worker."""
     compile_timeout_s: float = 30.0
@@ -41,6 +43,7 @@ class SchedulerConfig:
         between("--max-running", self.max_running, 1, 65_536)
         between("--max-queued", self.max_queued, 1, 1_000_000)
         between("--depth", self.depth, 1, 3)
+        between("--reserve", self.reserve, 0, 1)
         between("--worker-wait", self.worker_wait_s, 0, 86_400)
         between("--compile-timeout", self.compile_timeout_s, 0.1, 3_600)
         if self.policy not in POLICIES:
@@ -57,6 +60,7 @@ class SchedulerConfig:
             depth=self.depth,
             policy=self.policy,
             reuse=not self.disable_radix_cache,
+            reserve=self.reserve,
             worker_wait_s=self.worker_wait_s,
         )
 

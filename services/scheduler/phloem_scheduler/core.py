@@ -61,7 +61,7 @@ class Core:
         self.opening = Opening(self.settings, self.ledger, self.life, self.grammars, self.counters)
         self.results = Results(self.life)
         budget = Budget(self.settings.chunk_ms, self.settings.chunk_tokens)
-        self.planner = Planner(self.queue, self.life, budget, self.settings.depth)
+        self.planner = Planner(self.queue, self.life, budget, self.settings.depth, self.settings.reserve)
         self.workers: dict[str, WorkerState] = {}  # in order of joining
         self._actions: list[Action] = []
         self._unlinked: dict[str, float] = {}  # detokeniser -> since when requests are routed to it without a link

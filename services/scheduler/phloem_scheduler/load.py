@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 
 from prometheus_client import Metric
@@ -33,8 +33,14 @@ COUNTED = {
 }
 
 
-def load(core: Core, gateways: int, grammars: int) -> Load:
-    """How busy the scheduler is, and what each of so many gateways may ask of it."""
+def load(core: Core, gateways: int, grammars: int, below: Iterable[Mapping[str, float]] = ()) -> Load:
+    """How busy the scheduler is, and what each of so many gateways may ask of it.
+
+    Args:
+        core: whose state it is.
+        gateways, grammars: how many are present.
+        below: counters of its workers and grammar services; they are told on, added up, since gateways don't watch those.
+    """
     workers = list(core.workers.values())
     slots = sum(worker.slots for worker in workers)
     shares = max(1, gateways)
@@ -53,10 +59,25 @@ def load(core: Core, gateways: int, grammars: int) -> Load:
         credit_requests=max(1, total // shares),
         credit_bytes=max(1, core.settings.credit_bytes // shares),
         retry_after_ms=core.retry_after_ms(),
-        counters={f"phloem_scheduler_{name}_total": float(value) for name, value in asdict(core.counters).items()},
+        counters=counters(core) | added_up(below),
         grammars=grammars,
         detokenisers=len(core.outbox.linked),
     )
+
+
+def counters(core: Core) -> dict[str, float]:
+    """What the core counts and holds, by Prometheus name."""
+    totals = {f"phloem_scheduler_{name}_total": float(value) for name, value in asdict(core.counters).items()}
+    return totals | {f"phloem_scheduler_{name}": float(read(core)) for name, (_, read) in HELD_GAUGES.items()}
+
+
+def added_up(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Sums by name."""
+    sums: dict[str, float] = {}
+    for part in parts:
+        for name, value in part.items():
+            sums[name] = sums.get(name, 0.0) + value
+    return sums
 
 
 WORKER_GAUGES: dict[str, tuple[str, Callable[[WorkerState], float]]] = {
@@ -79,8 +100,8 @@ HELD_GAUGES: dict[str, tuple[str, Callable[[Core], float]]] = {
         "Requests that no gateway has cancelled yet, ended ones included",
         lambda core: len(core.ledger.requests),
     ),
-    "choices_running": ("Choices that have a slot", lambda core: core.running),
-    "choices_waiting": ("Choices without a slot", lambda core: core.waiting),
+    "requests_running": ("Choices that have a slot", lambda core: core.running),
+    "requests_waiting": ("Choices without a slot", lambda core: core.waiting),
     "pages_used": (
         "KV pages that running requests own or read",
         lambda core: sum(map(pages_used, core.workers.values())),

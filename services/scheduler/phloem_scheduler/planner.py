@@ -82,12 +82,12 @@ class Draft:
 class Planner:
     """Decides who runs next on which worker."""
 
-    def __init__(self, queue: WaitingQueue, life: Lifecycle, budget: Budget, depth: int) -> None:
+    def __init__(self, queue: WaitingQueue, life: Lifecycle, budget: Budget, depth: int, reserve: float) -> None:
         self.queue = queue
         self.life = life
         self.budget = budget
         self.depth = depth
-        self.reserve = Reserve()
+        self.reserve = Reserve(reserve)
         self.admission = Admission(life, self.reserve)
 
     def plan(self, workers: Iterable[WorkerState]) -> list[SendPlan]:

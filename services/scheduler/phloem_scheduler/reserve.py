@@ -9,26 +9,26 @@ from collections.abc import Iterable
 
 from .rows import Row
 
-START = 0.7
-FLOOR = 0.14 * START
+FLOOR = 0.14  # of the start
 STEPS_TO_FLOOR = 600
 CLIP_TOKENS = 4096  # a longer remaining output is reckoned as this: few outputs use up such a limit
 MARGIN_STEPS = 20  # after a retraction each row is reckoned to go on for at least this long
 
 
 class Reserve:
-    """The adaptive share."""
+    """The adaptive share; start: where it begins, in [0, 1]."""
 
-    def __init__(self) -> None:
-        self.share = START
+    def __init__(self, start: float) -> None:
+        self.start = start
+        self.share = start
 
     def decoded(self) -> None:
         """One step with decode rows went well."""
-        self.share = max(FLOOR, self.share - (START - FLOOR) / STEPS_TO_FLOOR)
+        self.share = max(FLOOR * self.start, self.share - self.start * (1 - FLOOR) / STEPS_TO_FLOOR)
 
     def idle(self) -> None:
         """Nothing runs: back to the start."""
-        self.share = START
+        self.share = self.start
 
     def retracted(self, rows: Iterable[Row]) -> None:
         """Rows had to go; these stay."""

@@ -117,4 +117,6 @@ def leaders(presence: Presence) -> list[Term]:
 
 def describe(core: Core, presence: Presence) -> Load:
     """The load that a beat carries."""
-    return load(core, len(presence.peers(Role.GATEWAY)), len(presence.peers(Role.GRAMMAR)))
+    grammars = presence.peers(Role.GRAMMAR)
+    below = [peer.load.counters for peer in (*presence.peers(Role.WORKER), *grammars)]
+    return load(core, len(presence.peers(Role.GATEWAY)), len(grammars), below)

@@ -22,6 +22,8 @@ class Settings:
     policy: str = "fcfs"
     reuse: bool = True
     """Keep KV in the radix tree after its request."""
+    reserve: float = 0.7
+    """Share of running rows' remaining output that is set aside, at first, before a newcomer is let in: 0 overcommits, 1 never does."""
     worker_wait_s: float = 60.0
     """How long requests wait for a worker to come back before they end with an error."""
     credit_bytes: int = 64 << 20

@@ -43,6 +43,7 @@ def serve(
     chunk_ms: flags.ChunkMs = _SCHEDULER.chunk_ms,
     max_queued: flags.MaxQueued = _SCHEDULER.max_queued,
     depth: flags.Depth = _SCHEDULER.depth,
+    reserve: flags.Reserve = _SCHEDULER.reserve,
     disable_radix_cache: flags.DisableRadixCache = False,
     log_format: options.LogFormat = "console",
     log_level: options.LogLevel = "info",
@@ -88,6 +89,7 @@ def serve(
             chunk_ms=chunk_ms,
             max_queued=max_queued,
             depth=depth,
+            reserve=reserve,
             disable_radix_cache=disable_radix_cache,
         )
         check_gateway(gateway)

@@ -131,6 +131,15 @@ MaxQueued = Annotated[
 Depth = Annotated[
     int, typer.Option("--depth", envvar="PHLOEM_DEPTH", help="Plans in flight, 1 to 3.", rich_help_panel=_BATCH)
 ]
+Reserve = Annotated[
+    float,
+    typer.Option(
+        "--reserve",
+        envvar="PHLOEM_RESERVE",
+        help="Share of running output set aside for it: 0 overcommits, 1 never does.",
+        rich_help_panel=_BATCH,
+    ),
+]
 DisableRadixCache = Annotated[
     bool,
     typer.Option(
