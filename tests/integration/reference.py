@@ -13,7 +13,7 @@ import torch
 from phloem_model import resolve
 
 PROMPT_SEED = 11
-NEW_TOKENS = 16
+NEW_TOKENS = 10
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,10 @@ class Greedy:
 
 
 def prompts(count: int = 16) -> list[list[int]]:
-    """Token-id prompts in groups of four that share 48 tokens, 24-88 tokens of their own."""
+    """Token-id prompts in groups of four that share 40 tokens, with 16-46 tokens of their own."""
     rng = random.Random(PROMPT_SEED)
-    shared = [[rng.randrange(100, 40_000) for _ in range(48)] for _ in range(count // 4)]
-    return [shared[i // 4] + [rng.randrange(100, 40_000) for _ in range(24 + 4 * i)] for i in range(count)]
+    shared = [[rng.randrange(100, 40_000) for _ in range(40)] for _ in range(count // 4)]
+    return [shared[i // 4] + [rng.randrange(100, 40_000) for _ in range(16 + 2 * i)] for i in range(count)]
 
 
 def compute() -> list[Greedy]:

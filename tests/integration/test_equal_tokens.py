@@ -65,13 +65,14 @@ def sweep(setting: tuple[int, int, int, str], greedy: list[Greedy]) -> None:
         "PHLOEM_KV_TOKENS": str(kv_tokens),
     }
     with phloem(way, "--model", "smollm2", env=environment) as running:
-        check(running, greedy[:3], at_once=1)
-        check(running, greedy[:3], at_once=1)
+        check(running, greedy[:2], at_once=1)
+        check(running, greedy[:1], at_once=1)
         flush(running)
         check(running, greedy, at_once=16)
         check(running, greedy, at_once=16)
         if kv_tokens == SMALL:
-            assert running.metrics()["phloem_scheduler_retractions_total"] > 0
+            retractions = [v for k, v in running.metrics().items() if k.startswith("phloem_scheduler_retractions_total")]
+            assert sum(retractions) > 0
 
 
 @pytest.mark.parametrize("setting", PAIRWISE, ids=str)

@@ -63,7 +63,7 @@ def gateway(
         int, _limit("--max-choices", "Most choices (prompts times n) of one call.")
     ] = DEFAULTS.max_choices,
     byte_budget: Annotated[
-        int, _limit("--byte-budget", "Output bytes that a client may leave unread before it is cut.")
+        int, _limit("--byte-budget", "Output bytes per choice that a client may leave unread before it is cut.")
     ] = DEFAULTS.byte_budget,
     model: options.Model = options.MODEL,
     served_model_name: options.ServedModelName = "",
@@ -113,7 +113,7 @@ def gateway(
             metrics_port=metrics_port,
             ready_file=ready_file,
         )
-    raise typer.Exit(run.run_service(lambda: GatewayService(config), common))
+    raise typer.Exit(run.run_service(lambda: GatewayService(config), common, wait_for_broker=False))
 
 
 run.add_probe(app)

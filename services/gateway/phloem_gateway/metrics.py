@@ -1,4 +1,4 @@
-"""Prometheus metrics: the gateway's own, and what the schedulers tell in their beats."""
+"""Prometheus metrics: the gateway's own, and what schedulers and tokenizers tell in their beats."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from phloem_bus.presence import Peer
+from phloem_proto.subjects import Role
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
@@ -20,7 +21,7 @@ class Metrics:
         p = "phloem_gateway_"
         self.registry = registry
         self.responses = Counter(p + "responses_total", "Answered calls.", ["endpoint", "status"], registry=registry)
-        self.live = Gauge(p + "live_requests", "Requests between admission and their end.", registry=registry)
+        self.live = Gauge(p + "requests_live", "Requests between admission and their end.", registry=registry)
         self.prompt_tokens = Counter(p + "prompt_tokens_total", "Prompt tokens of ended requests.", registry=registry)
         self.cached_tokens = Counter(p + "cached_tokens_total", "Prompt tokens found in the cache.", registry=registry)
         self.completion_tokens = Counter(
@@ -39,8 +40,8 @@ class Metrics:
         )
 
 
-class SchedulerLoad(Collector):
-    """Gauges and counters from the beats of the schedulers present.
+class PeerLoad(Collector):
+    """Gauges and counters that schedulers and tokenizers tell in their beats, labelled by instance.
 
     Args:
         peers: called at each scrape.
@@ -55,32 +56,30 @@ class SchedulerLoad(Collector):
     def collect(self) -> Iterable[Metric]:
         families: dict[str, Metric] = {}
         for peer in self._peers():
-            self._gauges(families, peer)
+            if peer.role is Role.SCHEDULER:
+                self._scheduler(families, peer)
             for name, value in sorted(peer.load.counters.items()):
-                base = name.removesuffix("_total")
-                family = families.setdefault(
-                    base, CounterMetricFamily(base, "Total told by the scheduler.", labels=["instance"])
-                )
-                assert isinstance(family, CounterMetricFamily)
-                family.add_metric([peer.instance], value)
+                self._add(families, name, peer, value)
         return families.values()
 
-    def _gauges(self, families: dict[str, Metric], peer: Peer) -> None:
+    def _scheduler(self, families: dict[str, Metric], peer: Peer) -> None:
         load, p = peer.load, "phloem_scheduler_"
         plain = {
-            "running_requests": load.running, "waiting_requests": load.waiting, "waiting_tokens": load.waiting_tokens,
-            "live_requests": load.in_flight, "workers": load.workers, "grammars": load.grammars,
-            "detokenisers": load.detokenisers, "leading": float(peer.term > 0), "pages_total": load.pages_total,
+            "requests_running": load.running, "requests_waiting": load.waiting, "tokens_waiting": load.waiting_tokens,
+            "workers": load.workers, "grammars": load.grammars, "detokenisers": load.detokenisers,
+            "leading": int(peer.term > 0), "pages": load.pages_total, "pages_free": load.pages_free,
+            "pages_cached": load.pages_cached,
         }  # fmt: skip
         for name, value in plain.items():
-            family = families.setdefault(
-                p + name, GaugeMetricFamily(p + name, "Told by the scheduler.", labels=["instance"])
-            )
-            assert isinstance(family, GaugeMetricFamily)
-            family.add_metric([peer.instance], value)
-        pages = families.setdefault(
-            p + "kv_pages", GaugeMetricFamily(p + "kv_pages", "KV pages by state.", labels=["instance", "state"])
-        )
-        assert isinstance(pages, GaugeMetricFamily)
-        for state, value in (("free", load.pages_free), ("cached", load.pages_cached), ("used", load.pages_used)):
-            pages.add_metric([peer.instance, state], value)
+            self._add(families, p + name, peer, value)
+
+    def _add(self, families: dict[str, Metric], name: str, peer: Peer, value: float) -> None:
+        """Names that end in ``_total`` are counters, others gauges."""
+        base = name.removesuffix("_total")
+        text = f"Told by the {peer.role}."
+        if base == name:
+            family = families.setdefault(name, GaugeMetricFamily(name, text, labels=["instance"]))
+        else:
+            family = families.setdefault(base, CounterMetricFamily(base, text, labels=["instance"]))
+        assert isinstance(family, GaugeMetricFamily | CounterMetricFamily)
+        family.add_metric([peer.instance], value)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import anyio
 from anyio.abc import TaskGroup
 from starlette.types import ASGIApp
 
-from phloem_bus.errors import ConfigError
+from phloem_bus.errors import ConfigError, Disconnected
 from phloem_bus.link import Link, Links
-from phloem_bus.node import Received
+from phloem_bus.node import Node, Received
 from phloem_bus.presence import Presence
 from phloem_bus.service import ServiceContext
 from phloem_proto.messages import ErrorInfo, GatewayInbox, Hello, Load, Lost, Profile, Text
@@ -22,10 +24,12 @@ from .config import GatewayConfig, read_keys
 from .gateway import Gateway
 from .grpc_server import GrpcServer
 from .http_server import HttpServer
-from .metrics import Metrics, SchedulerLoad
+from .metrics import Metrics, PeerLoad
 
 WATCH_S = 0.1
 """How often readiness is looked at."""
+RECONNECT_S = 0.05
+"""Between looks at a bus that could not be reached at the start."""
 CLOSE_S = 2.0
 """After a drain, how long connections may take to close."""
 _log = logging.getLogger("phloem.gateway")
@@ -63,7 +67,7 @@ class GatewayService:
         presence = Presence(node, tells=both, watches=both, profile=lambda: profile, load=self._load)
         links = Links(node, presence)
         metrics = Metrics(ctx.registry)
-        ctx.registry.register(SchedulerLoad(lambda: presence.peers(Role.SCHEDULER)))
+        ctx.registry.register(PeerLoad(lambda: [*presence.peers(Role.SCHEDULER), *presence.peers(Role.TOKENIZER)]))
         self.gateway = gateway = Gateway(self.config, presence, ctx.model, metrics, ctx.rng)
         self.app = http_app.build(gateway, self._keys, ctx.rng, self.config.cors_origins)
         http, grpc = self._edges(ctx)
@@ -73,9 +77,7 @@ class GatewayService:
         presence.on_change(Role.SCHEDULER, lambda _: gateway.on_scheduler_change())
         node.on(Lost, lambda received: gateway.on_lost(received.message))
         async with anyio.create_task_group() as tasks:
-            await tasks.start(node.run, GatewayInbox)
-            for background in (presence.run, links.run, gateway.run):
-                tasks.start_soon(background)
+            tasks.start_soon(self._join, tasks, node, presence.run, links.run, gateway.run)
             presence.set_state("ready")
             async with anyio.create_task_group() as edges:
                 self._start(edges, http, grpc)
@@ -87,6 +89,18 @@ class GatewayService:
                         edge.stop()
             await presence.goodbye()
             tasks.cancel_scope.cancel()
+
+    @staticmethod
+    async def _join(tasks: TaskGroup, node: Node, *background: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Take part on the bus as soon as it can be reached; until then every request is refused as unavailable."""
+        while True:
+            try:
+                await tasks.start(node.run, GatewayInbox)
+                break
+            except Disconnected:
+                await anyio.sleep(RECONNECT_S)
+        for each in background:
+            tasks.start_soon(each)
 
     def _load(self) -> Load:
         return Load(in_flight=len(self.gateway.core.live), capacity=self.config.max_live)

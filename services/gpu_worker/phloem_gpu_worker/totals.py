@@ -46,11 +46,15 @@ class Totals(Collector):
 
     def counters(self) -> dict[str, float]:
         """By Prometheus name, for `Load.counters`."""
-        return {f"phloem_worker_{name}_total": value for name, value in self._values.items()}
+        totals = {f"phloem_worker_{name}_total": value for name, value in self._values.items()}
+        return totals | {f"phloem_worker_{name}": float(value) for name, value in self._live().items()}
+
+    def _live(self) -> dict[str, int]:
+        return {"slots_live": self._core.live, "matchers_live": 0 if self._core.desk is None else len(self._core.desk)}
 
     def collect(self) -> Iterable[Metric]:
         for name, value in self._values.items():
             yield CounterMetricFamily(f"phloem_worker_{name}", _HELP[name], value=value)
-        yield GaugeMetricFamily("phloem_worker_live_slots", "Sequences in slots", value=self._core.live)
-        matchers = 0 if self._core.desk is None else len(self._core.desk)
-        yield GaugeMetricFamily("phloem_worker_matchers", "Grammar matchers held", value=matchers)
+        live = self._live()
+        yield GaugeMetricFamily("phloem_worker_slots_live", "Sequences in slots", value=live["slots_live"])
+        yield GaugeMetricFamily("phloem_worker_matchers_live", "Grammar matchers held", value=live["matchers_live"])

@@ -233,7 +233,10 @@ class _Running:
             capacity=self._config.max_streams,
             running=len(self._streams),
             waiting=self._desk.open,
-            counters={f"phloem_tokenizer_{name}_total": float(count) for name, count in self._totals().items()},
+            counters={
+                "phloem_tokenizer_streams_live": float(len(self._streams)),
+                **{f"phloem_tokenizer_{name}_total": float(count) for name, count in self._totals().items()},
+            },
         )
 
     def _totals(self) -> dict[str, int]:

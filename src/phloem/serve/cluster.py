@@ -14,8 +14,6 @@ from phloem_bus.process import Threads
 from phloem_bus.service import Offload, Service, ServiceContext
 from phloem_proto.subjects import Role
 
-from .registry import SharedRegistry
-
 DRAIN_ORDER = ((Role.GATEWAY,), (Role.SCHEDULER, Role.TOKENIZER), (Role.WORKER, Role.GRAMMAR))
 """From the edge inwards: a service drains once nobody sends it work any more."""
 
@@ -53,7 +51,6 @@ class Cluster:
         on_ready: Callable[[bool], None] = lambda _: None,
     ) -> None:
         self.broker = LocalBroker()
-        self.registry: CollectorRegistry = SharedRegistry()
         self._services = list(services)
         self._model = model
         self._namespace = namespace
@@ -106,6 +103,6 @@ class Cluster:
             offload=offload,
             drain=anyio.Event(),
             drain_s=self._drain_s,
-            registry=self.registry,
+            registry=CollectorRegistry(),
             ready=self._on_ready if service.role is Role.GATEWAY else lambda _: None,
         )
