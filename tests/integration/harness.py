@@ -137,4 +137,24 @@ def eventually(check: Any, deadline_s: float, message: str) -> None:
         time.sleep(0.1)
 
 
-IDLE_GAUGES = re.compile(r"phloem_.*(running|waiting|pages_used|locks|live|matchers|streams|slots_live)")
+HELD = re.compile(
+    r"phloem_\w+_(slots_live|matchers_live|streams_live|requests_live|locks|pages_used|requests_running|requests_waiting)"
+)
+"""Gauges that say what is held; all are zero when nothing goes on."""
+
+
+def held(running: Running) -> dict[str, float]:
+    """What is held now, by name; empty when nothing is."""
+    samples = {name: value for name, value in running.metrics().items() if HELD.fullmatch(name.partition("{")[0])}
+    assert len(samples) >= 9, samples
+    return {name: value for name, value in samples.items() if value}
+
+
+def gauge(running: Running, name: str) -> float:
+    """A sample's value, added up over its labels."""
+    return sum(value for sample, value in running.metrics().items() if sample.partition("{")[0] == name)
+
+
+def nothing_held(running: Running, deadline_s: float = 5) -> None:
+    """Fail unless everything has been given back within ``deadline_s``."""
+    eventually(lambda: held(running) or True, deadline_s, "still held")

@@ -11,15 +11,14 @@ import httpx
 import msgspec
 import pytest
 
-from tests.integration.harness import Running, eventually, phloem
+from tests.integration.harness import Running, eventually, gauge, nothing_held, phloem
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
-HELD = ("slots_live", "streams_live", "locks", "pages_used", "requests_live", "_running", "_waiting")
 
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Running]:
-    environment = {"PHLOEM_CHUNK_TOKENS": "16", "PHLOEM_MAX_RUNNING": "4", "PHLOEM_KV_TOKENS": "8192"}
+    environment = {"PHLOEM_CHUNK_TOKENS": "16", "PHLOEM_MAX_ROWS": "4", "PHLOEM_KV_TOKENS": "8192"}
     with phloem("serve", "--model", "smollm2", env=environment) as started:
         yield started
 
@@ -33,18 +32,8 @@ def send(running: Running, **body: Any) -> socket.socket:
     return connection
 
 
-def held(running: Running) -> dict[str, float]:
-    samples = {name: value for name, value in running.metrics().items() if name.endswith(HELD)}
-    assert len(samples) >= 6
-    return {name: value for name, value in samples.items() if value}
-
-
-def value(running: Running, name: str) -> float:
-    return running.metrics().get(name, 0.0)
-
-
 def all_free_within_2_s(running: Running, left_at: float) -> None:
-    eventually(lambda: not held(running) or held(running), 2.5, "still held")
+    nothing_held(running, 2.5)
     assert time.monotonic() - left_at < 3.0
 
 
@@ -54,26 +43,26 @@ LONG = {"max_tokens": 1500, "ignore_eos": True, "temperature": 0}
 @pytest.mark.parametrize("stream", [False, True])
 def test_leaving_while_decoding(running: Running, stream: bool) -> None:
     connection = send(running, prompt="Once upon a time", stream=stream, **LONG)
-    eventually(lambda: value(running, "phloem_worker_slots_live") == 1, 10, "never ran")
+    eventually(lambda: gauge(running, "phloem_worker_slots_live") == 1, 10, "never ran")
     connection.close()
     all_free_within_2_s(running, time.monotonic())
 
 
 def test_leaving_while_several_choices_decode(running: Running) -> None:
     connection = send(running, prompt="Once upon a time", n=3, **LONG)
-    eventually(lambda: value(running, "phloem_worker_slots_live") == 3, 10, "never ran")
+    eventually(lambda: gauge(running, "phloem_worker_slots_live") == 3, 10, "never ran")
     connection.close()
     all_free_within_2_s(running, time.monotonic())
 
 
 def test_leaving_while_waiting_and_in_a_prefill_chunk(running: Running) -> None:
     busy = [send(running, prompt=f"Story {i}: once", **LONG) for i in range(4)]
-    eventually(lambda: value(running, "phloem_worker_slots_live") == 4, 20, "never ran")
+    eventually(lambda: gauge(running, "phloem_worker_slots_live") == 4, 20, "never ran")
     waiting = send(running, prompt="word " * 1500, **LONG)
-    eventually(lambda: value(running, "phloem_scheduler_requests_waiting") == 1, 10, "never waited")
+    eventually(lambda: gauge(running, "phloem_scheduler_requests_waiting") == 1, 10, "never waited")
     for connection in busy:
         connection.close()
-    eventually(lambda: value(running, "phloem_scheduler_requests_running") == 1, 10, "was never admitted")
+    eventually(lambda: gauge(running, "phloem_scheduler_requests_running") == 1, 10, "was never admitted")
     waiting.close()
     all_free_within_2_s(running, time.monotonic())
 

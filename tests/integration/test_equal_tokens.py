@@ -63,6 +63,7 @@ def sweep(setting: tuple[int, int, int, str], greedy: list[Greedy]) -> None:
         "PHLOEM_CHUNK_TOKENS": str(chunk),
         "PHLOEM_PAGE_SIZE": str(page),
         "PHLOEM_KV_TOKENS": str(kv_tokens),
+        "PHLOEM_RESERVE": "0" if kv_tokens == SMALL else "0.7",
     }
     with phloem(way, "--model", "smollm2", env=environment) as running:
         check(running, greedy[:2], at_once=1)
@@ -71,7 +72,9 @@ def sweep(setting: tuple[int, int, int, str], greedy: list[Greedy]) -> None:
         check(running, greedy, at_once=16)
         check(running, greedy, at_once=16)
         if kv_tokens == SMALL:
-            retractions = [v for k, v in running.metrics().items() if k.startswith("phloem_scheduler_retractions_total")]
+            retractions = [
+                v for k, v in running.metrics().items() if k.startswith("phloem_scheduler_retractions_total")
+            ]
             assert sum(retractions) > 0
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.integration.harness import BIN, Running, complete, eventually, free_port, phloem
+from tests.integration.harness import BIN, Running, complete, eventually, free_port, gauge, phloem
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 SLOW = {"sampling_params": {"max_new_tokens": 400, "ignore_eos": True, "temperature": 0}}
@@ -40,7 +40,7 @@ def test_sigterm_finishes_what_runs_and_exits_0(way: str) -> None:
         answers: list[dict[str, Any]] = []
         asking = threading.Thread(target=lambda: answers.append(complete(running, text="Once", **SLOW)))
         asking.start()
-        eventually(lambda: running.metrics().get("phloem_worker_slots_live", 0) == 1, 20, "never ran")
+        eventually(lambda: gauge(running, "phloem_worker_slots_live") == 1, 20, "never ran")
         below = children(running.process.pid)
         assert running.stop() == 0
         asking.join(10)
@@ -54,7 +54,7 @@ def test_a_second_interrupt_kills() -> None:
         body = {"text": ["Once"] * 8, "sampling_params": slow}
         asking = threading.Thread(target=lambda: swallow(running, body))
         asking.start()
-        eventually(lambda: running.metrics().get("phloem_worker_slots_live", 0) > 0, 20, "never ran")
+        eventually(lambda: gauge(running, "phloem_worker_slots_live") > 0, 20, "never ran")
         running.process.send_signal(signal.SIGINT)
         time.sleep(0.3)
         if running.process.poll() is None:
@@ -127,7 +127,7 @@ def answers(url: str) -> int:
         return 0
 
 
-def test_a_port_in_use_is_one_line_and_exit_1() -> None:
+def test_a_port_in_use_is_one_line_and_exit_2() -> None:
     with phloem("serve", "--model", "tiny") as running:
         second = subprocess.run(
             [
@@ -143,6 +143,6 @@ def test_a_port_in_use_is_one_line_and_exit_1() -> None:
             capture_output=True,
             timeout=60,
         )
-        assert second.returncode == 1
+        assert second.returncode == 2
         assert str(running.http_port) in (second.stdout + second.stderr).decode()
         assert "Traceback" not in (second.stdout + second.stderr).decode()

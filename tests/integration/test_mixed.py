@@ -11,7 +11,7 @@ import jsonschema
 import msgspec
 import pytest
 
-from tests.integration.harness import Running, eventually, phloem
+from tests.integration.harness import Running, nothing_held, phloem
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -24,7 +24,6 @@ SCHEMA = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
-HELD = ("slots_live", "matchers_live", "streams_live", "locks", "pages_used", "requests_live", "_running", "_waiting")
 
 
 @pytest.fixture(scope="module", params=["serve", "up"])
@@ -94,10 +93,4 @@ def test_nothing_is_held_after_two_hundred_requests(running: Running, seed: int)
     assert done["ended"] + done["left"] == 200
     assert done["left"] > 10
     assert done["valid"] > 3
-
-    def idle() -> bool | dict[str, float]:
-        samples = {name: value for name, value in running.metrics().items() if name.endswith(HELD)}
-        assert len(samples) >= 6
-        return not any(samples.values()) or samples
-
-    eventually(idle, 5, "still held")
+    nothing_held(running)

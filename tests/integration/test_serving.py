@@ -13,7 +13,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from openai import OpenAI
 
-from tests.integration.harness import Running, eventually, phloem
+from tests.integration.harness import Running, nothing_held, phloem
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -97,7 +97,7 @@ def test_a_grpc_client_built_from_reflection_chats(running: Running) -> None:
             request_serializer=request_type.SerializeToString,
             response_deserializer=reply_type.FromString,
         )
-        request = request_type(text="The capital of France is")
+        request: Any = request_type(text="The capital of France is")
         request.sampling.temperature = 0
         request.sampling.max_tokens = 8
         replies = list(call(request, timeout=60))
@@ -105,19 +105,4 @@ def test_a_grpc_client_built_from_reflection_chats(running: Running) -> None:
 
 
 def test_nothing_is_held_after_all_that(running: Running) -> None:
-    def idle() -> bool | dict[str, float]:
-        held = (
-            "slots_live",
-            "matchers_live",
-            "streams_live",
-            "locks",
-            "pages_used",
-            "requests_live",
-            "_running",
-            "_waiting",
-        )
-        samples = {name: value for name, value in running.metrics().items() if name.endswith(held)}
-        assert len(samples) >= 6
-        return not any(samples.values()) or samples
-
-    eventually(idle, 5, "still held")
+    nothing_held(running)
