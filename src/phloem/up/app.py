@@ -82,9 +82,6 @@ def _tell_ready(console: Console, plan: Plan) -> None:
     grpc = plan.published.get("PHLOEM_GRPC_PORT")
     console.say("ready" + (f"; gRPC on {LOOPBACK}:{grpc}" if grpc else ""))
     if http:
-        model = next(
-            (one.environment["PHLOEM_MODEL"] for one in plan.instances if "PHLOEM_MODEL" in one.environment), ""
-        )
         question = '[{"role": "user", "content": "What is the capital of France?"}]'
         console.say(f"try: curl http://{LOOPBACK}:{http}/v1/chat/completions -H 'content-type: application/json' \\")
         console.say(f"""       -d '{{"model": "{_served_name(plan)}", "max_tokens": 64, "messages": {question}}}'""")

@@ -122,7 +122,7 @@ class Runner:
         self._on_ready()
 
     async def _signals(self) -> None:
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as received:
+        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as received:
             async for _ in received:
                 if self._policy.stopping:
                     self._console.say("stopping at once")
