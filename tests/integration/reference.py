@@ -13,7 +13,7 @@ import torch
 from phloem_model import resolve
 
 PROMPT_SEED = 11
-NEW_TOKENS = 10
+NEW_TOKENS = 16
 
 
 @dataclass(frozen=True)

@@ -116,8 +116,8 @@ def test_json_object_mode_gives_an_object(running: Running) -> None:
 @pytest.mark.parametrize(
     ("body", "word"),
     [
-        ({"regex": "a{0,100000}"}, "regex"),
-        ({"regex": "("}, "regex"),
+        ({"regex": "a{0,100000}"}, "repeat"),
+        ({"regex": "("}, "unclosed"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nothing"}}}},
             "type",
@@ -140,4 +140,6 @@ def test_a_grammar_that_cannot_be_kept_is_refused_by_name(running: Running, body
         timeout=30,
     )
     assert reply.status_code == 400
-    assert word in reply.json()["error"]["message"]
+    error = reply.json()["error"]
+    assert word in error["message"]
+    assert error["param"] == next(iter(body))
