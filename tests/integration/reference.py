@@ -7,6 +7,7 @@ import random
 import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -25,27 +26,35 @@ class Greedy:
     margins: list[float]
 
 
-def prompts(count: int = 16) -> list[list[int]]:
+def prompts(vocabulary: int, count: int = 16) -> list[list[int]]:
     """Token-id prompts in groups of four that share 40 tokens, with 16-46 tokens of their own."""
     rng = random.Random(PROMPT_SEED)
-    shared = [[rng.randrange(100, 40_000) for _ in range(40)] for _ in range(count // 4)]
-    return [shared[i // 4] + [rng.randrange(100, 40_000) for _ in range(16 + 2 * i)] for i in range(count)]
+    shared = [[rng.randrange(vocabulary) for _ in range(40)] for _ in range(count // 4)]
+    return [shared[i // 4] + [rng.randrange(vocabulary) for _ in range(16 + 2 * i)] for i in range(count)]
 
 
-def compute() -> list[Greedy]:
-    """Greedy continuations by ``transformers`` ``generate`` in float32 of the default model's dequantised weights."""
+def load(model: str) -> Any:
+    """The model in ``transformers``, float32, from its folder or its dequantised GGUF."""
     from transformers import AutoModelForCausalLM
 
-    weights = resolve("smollm2").weights
+    weights = resolve(model).weights
+    where = {"gguf_file": weights.name} if weights.is_file() else {}
+    folder = weights.parent if weights.is_file() else weights
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model = AutoModelForCausalLM.from_pretrained(
-            str(weights.parent), gguf_file=weights.name, dtype=torch.float32, attn_implementation="eager"
+        loaded = AutoModelForCausalLM.from_pretrained(
+            str(folder), dtype=torch.float32, attn_implementation="eager", **where
         )
-    model.generation_config.eos_token_id = None
-    model.generation_config.pad_token_id = 0
+    loaded.generation_config.eos_token_id = None
+    loaded.generation_config.pad_token_id = 0
+    return loaded
+
+
+def compute(name: str) -> list[Greedy]:
+    """Greedy continuations by ``transformers`` ``generate`` in float32."""
+    model = load(name)
     results = []
-    for prompt in prompts():
+    for prompt in prompts(min(model.config.vocab_size, 256 if name == "tiny" else 40_000)):
         ids = torch.tensor([prompt])
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -62,11 +71,11 @@ def compute() -> list[Greedy]:
     return results
 
 
-def load_or_compute(folder: Path) -> list[Greedy]:
+def load_or_compute(model: str, folder: Path) -> list[Greedy]:
     """`compute`, kept in ``folder`` for the other tests of this run."""
-    path = folder / "greedy.json"
+    path = folder / f"greedy-{model}.json"
     if not path.exists():
-        path.write_text(json.dumps([asdict(item) for item in compute()]))
+        path.write_text(json.dumps([asdict(item) for item in compute(model)]))
     return [Greedy(**item) for item in json.loads(path.read_text())]
 
 
