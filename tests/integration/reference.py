@@ -14,7 +14,8 @@ import torch
 from phloem_model import resolve
 
 PROMPT_SEED = 11
-NEW_TOKENS = 16
+NEW_TOKENS = {"tiny": 48, "smollm2": 16}
+"""Output tokens per prompt: as many as a run of a minute allows."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def compute(name: str) -> list[Greedy]:
                 ids,
                 attention_mask=torch.ones_like(ids),
                 do_sample=False,
-                max_new_tokens=NEW_TOKENS,
+                max_new_tokens=NEW_TOKENS[name],
                 output_logits=True,
                 return_dict_in_generate=True,
             )

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.harness import Running, complete, gauge, phloem
-from tests.integration.reference import NEW_TOKENS, Greedy, first_real_difference, load_or_compute
+from tests.integration.reference import Greedy, first_real_difference, load_or_compute
 
 AMPLE, SMALL = 16_384, 160
 Setting = tuple[int, int, int, str]
@@ -30,16 +30,18 @@ EVERY: list[Setting] = list(itertools.product((16, 512), (1, 16), (AMPLE, SMALL)
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 
-def tokens_of(running: Running, prompt: list[int]) -> list[int]:
+def tokens_of(running: Running, expected: Greedy) -> list[int]:
     reply = complete(
-        running, input_ids=prompt, sampling_params={"temperature": 0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}
+        running,
+        input_ids=expected.prompt,
+        sampling_params={"temperature": 0, "max_new_tokens": len(expected.tokens), "ignore_eos": True},
     )
     return [int(i) for i in reply["output_ids"]]
 
 
 def check(running: Running, expected: list[Greedy], at_once: int) -> None:
     with ThreadPoolExecutor(at_once) as pool:
-        answers = list(pool.map(lambda item: tokens_of(running, item.prompt), expected))
+        answers = list(pool.map(lambda item: tokens_of(running, item), expected))
     wrong = {
         index: (position, item.tokens, answer)
         for index, (item, answer) in enumerate(zip(expected, answers, strict=True))
