@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from phloem_model import ModelFiles, resolve
+from phloem_model.byte_level import byte_alphabet
 from phloem_model.gguf_header import read_metadata
 from phloem_model.gguf_tokenizer import convert
-from phloem_model.byte_level import byte_alphabet
 
 WriteGguf = Callable[..., Path]
 
