@@ -1,4 +1,4 @@
-"""One struct per message on the bus. Read DESIGN order: requests, presence, links, then what travels over each link.
+"""One struct per message on the bus. In order: requests, presence, links, then what travels over each link.
 
 Conventions
     * ``ids``, ``pages``, ``slots``: little-endian uint32 bytes (`codec.pack_ids`).

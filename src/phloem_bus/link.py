@@ -1,4 +1,4 @@
-"""Links: ordered, reliable, one per pair (DESIGN 4.4). Retransmission is here; services see messages once and in order, or `on_gone`."""
+"""Links: ordered, reliable, one per pair. Retransmission is here; services see messages once and in order, or `on_gone`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is there: beats out, peers in, and calls to the least busy of them (DESIGN 4.2 and 4.5)."""
+"""Who is there: beats out, peers in, and calls to the least busy of them."""
 
 from __future__ import annotations
 
