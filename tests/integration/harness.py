@@ -118,12 +118,11 @@ def phloem(*arguments: str, ready_s: float = 90, env: dict[str, str] | None = No
                 running.stop()
 
 
-def complete(running: Running, **body: Any) -> dict[str, Any]:
+def complete(running: Running, **body: Any) -> Any:
     """POST /generate and return its JSON; fails on any error status."""
     reply = httpx.post(f"{running.url}/generate", json=body, timeout=300)
     assert reply.status_code == 200, reply.text
-    result: dict[str, Any] = reply.json()
-    return result
+    return reply.json()
 
 
 def eventually(check: Any, deadline_s: float, message: str) -> None:
