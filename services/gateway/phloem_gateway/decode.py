@@ -19,7 +19,8 @@ _WORDS = {
     "int": "an integer", "float": "a number", "str": "a string", "bool": "a boolean", "array": "a list", "object": "an object",
     "null": "null",
 }  # fmt: skip
-_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
+"""Matches from every quote on, even in a string that never ends: so no byte is looked at twice."""
 _BRACKETS = re.compile(rb"[\[\]{}]")
 
 
