@@ -92,7 +92,8 @@ def test_prompt_scores_are_logprobs_of_the_reference(model_folder: Folder) -> No
     ids = ids_of(100, 5)
     runner = runner_of(folder, TorchAttention(), 16)
     span = ScoreSpan(0, 4, np.array(ids[5:95]), 5, top=3)
-    (scores,) = runner.forward(batch_of([(ids, 0, pages_of(16, 0, 100))], scores=(span,))).scores
+    (scoring,) = runner.forward(batch_of([(ids, 0, pages_of(16, 0, 100))], scores=(span,))).scores
+    scores = scoring.read()
     expected = reference_logits(folder, ids).log_softmax(-1)[4:94]
     wanted = expected.gather(1, torch.tensor(ids[5:95])[:, None]).squeeze(1)
     torch.testing.assert_close(torch.from_numpy(scores.logprobs), wanted, atol=1e-4, rtol=1e-4)

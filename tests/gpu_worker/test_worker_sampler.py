@@ -10,7 +10,7 @@ import torch
 
 from phloem_gpu_worker.draws import FINE, NOT_A_NUMBER, NOTHING_LEGAL, Biases, Drawn, Draws, Masks, Penalties
 from phloem_gpu_worker.keys import uniforms
-from phloem_gpu_worker.sampler import draw
+from phloem_gpu_worker.sampler import draw as launch
 
 N = 4000
 
@@ -30,6 +30,10 @@ def draws_of(rows: int, **changes: Any) -> Draws:
         for name, kind in kinds.items()
     }
     return Draws(**fields, **changes)
+
+
+def draw(logits: torch.Tensor, draws: Draws) -> Drawn:
+    return launch(logits, draws).read()
 
 
 def drawn_from(row: list[float], rows: int = N, **changes: Any) -> Drawn:

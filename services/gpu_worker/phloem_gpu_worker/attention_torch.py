@@ -15,6 +15,7 @@ from torch import Tensor
 from .attention import AttendLayer, causal_mask
 from .batch import Batch, Ints
 from .kv_pool import KvPool
+from .transfer import upload
 
 _SHORTEST_GROUP = 128
 """Rows up to this many tokens share one group: below it, launching a kernel costs more than padding."""
@@ -56,8 +57,8 @@ def _decode_part(batch: Batch, pool: KvPool, windows: tuple[int | None, ...], ro
     device, dtype = pool.keys[0].device, pool.keys[0].dtype
     lengths = batch.starts[rows] + 1
     pages = -(-int(lengths.max()) // pool.page_size)
-    table = torch.as_tensor(batch.tables[rows, :pages]).to(device).flatten()
-    at = torch.as_tensor(firsts[rows]).to(device)
+    table = upload(batch.tables[rows, :pages], device).flatten()
+    at = upload(firsts[rows], device)
     everything = len(rows) == len(batch.tokens)
     masks = {
         window: _decode_mask(lengths, pages * pool.page_size, window, device, dtype)
@@ -87,7 +88,7 @@ def _decode_mask(lengths: Ints, width: int, window: int | None, device: torch.de
     visible = key < lengths[:, None]
     if window is not None:
         visible &= key >= lengths[:, None] - window
-    return _additive(torch.as_tensor(visible).to(device), dtype)[:, None, None]
+    return _additive(upload(visible, device), dtype)[:, None, None]
 
 
 def _extend_part(batch: Batch, pool: KvPool, windows: tuple[int | None, ...], row: int, first: int) -> Part:
@@ -96,7 +97,7 @@ def _extend_part(batch: Batch, pool: KvPool, windows: tuple[int | None, ...], ro
     start, count = int(batch.starts[row]), int(batch.counts[row])
     length = start + count
     pages = -(-length // pool.page_size)
-    table = torch.as_tensor(batch.tables[row, :pages]).to(device)
+    table = upload(batch.tables[row, :pages], device)
     masks = {
         window: None
         if start == 0 and window is None

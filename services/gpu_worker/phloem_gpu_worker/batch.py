@@ -36,7 +36,7 @@ class Batch:
     """
 
     tokens: Ints
-    """[T]"""
+    """[T]; -1 - s stands for the newest token of slot s, which the step before may still be drawing: only the device knows it."""
     positions: Ints
     """[T]"""
     starts: Ints

@@ -1,28 +1,29 @@
 """The worker's core: plans in, results out. No bus, no clock, no event loop.
 
-A plan is a difference to what the slots hold. `WorkerCore.execute` carries out one plan: closes, opens and page appends first, then one
-forward pass over the rows, then one draw for each row whose known tokens are used up. Plans may be queued in front of it in any number;
-nothing of a plan takes effect before its own turn.
+A plan is a difference to what the slots hold. `WorkerCore.begin` applies one (closes, opens and page appends first) and launches one forward
+pass over its rows and one draw for each row whose known tokens are used up; `WorkerCore.finish` reads what was drawn. A plan may begin while
+the one before is still being computed: what it needs of that is on the device (the newest tokens) or does not depend on the tokens' values
+(lengths). Where it does depend on them, see `WorkerCore.may_begin` and `WorkerCore.draw`.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from phloem_proto.codec import pack_ids
-from phloem_proto.messages import Plan, Result, RowFailure, RowLogprobs
+from phloem_proto.messages import Plan, Result, RowFailure
 
-from .batch import Ints, ScoreSpan
-from .draws import FINE, NOT_A_NUMBER, Drawn
+from .batch import Ints
+from .draws import FINE, NOT_A_NUMBER, Drawn, Wanted
 from .errors import BadPlan
 from .grammar_desk import GrammarDesk, State
+from .launched import Launched
 from .layout import RowReader, Rows, lay_out
-from .logprobs import Scores, unscored
+from .outcome import Outcome, prompt_logprobs, row_logprobs
 from .runner import Runner
-from .slot_draws import DrawGatherer
+from .slot_draws import Bits, DrawGatherer
 from .slots import Slots
 
 
@@ -59,6 +60,7 @@ class WorkerCore:
         )
         self._reader = RowReader(self.slots, limits.max_step_tokens)
         self._draws = DrawGatherer(self.slots)
+        self._launched: deque[Launched] = deque()
         self._mask_ms_before = 0.0
 
     @property
@@ -67,26 +69,88 @@ class WorkerCore:
         return int(self.slots.live.sum())
 
     def reset(self) -> None:
-        """Empty all slots and forget all matchers, for a new session."""
+        """Drop what is launched, empty all slots and forget all matchers, for a new session. Waits for the device."""
+        self.runner.drain()
+        self._launched.clear()
         for slot in np.flatnonzero(self.slots.live).tolist():
             self._close(slot)
 
     def execute(self, plan: Plan) -> Result:
-        """Carry out one plan. ``forward_ms`` and ``idle_ms`` of the result are the caller's to fill in.
+        """Carry out one plan from beginning to end; nothing else may be launched. Raises as `begin` and `finish` do."""
+        return self.finish(self.begin(plan))
+
+    def may_begin(self, plan: Plan) -> bool:
+        """Whether ``plan`` may begin before what is launched is finished.
+
+        Not before the draw of the step in front of it is launched: its tokens are this plan's input. And not if it closes a constrained
+        slot whose token is still being drawn: the matcher has yet to take that token, since the result says whether the grammar ended.
+        """
+        if not self._launched:
+            return True
+        if not self._launched[-1].drawn:
+            return False
+        if self.desk is None or not plan.closes:
+            return True
+        closes = np.frombuffer(plan.closes, dtype="<u4")
+        unread = closes[closes < len(self.slots)]
+        unread = unread[self.slots.unread[unread] > 0]
+        return not any((held := self.slots.special[slot]) is not None and held.constrained for slot in unread.tolist())
+
+    def begin(self, plan: Plan) -> Launched:
+        """Apply a plan and launch its step, if `may_begin`. The draw is launched too, unless it has to be left to `draw`.
 
         Raises:
-            BadPlan: it does not fit what the slots hold. The session is then void: `reset` before another plan.
+            BadPlan: it does not fit what the slots hold. The session is then void; what was launched before can still be finished.
         """
+        busy_before = bool(self.slots.live.any())
         self._change_slots(plan)
         rows = self._reader.read(plan)
-        outcome = _Outcome(rows)
-        drawing, constrained, waiting = self._who_draws(rows, outcome)
-        run = drawing if rows.named.only_decode else _extending_or(rows, drawing)
+        step = Launched(plan.step, rows, self.slots.generation[rows.slots], busy_before, Outcome(len(rows.slots)))
+        waiting = self._see_who_draws(step)
+        run = step.drawing if rows.named.only_decode else _extending_or(rows, step.drawing)
         if len(run):
-            self._run(rows, run, drawing, constrained, outcome)
-        elif waiting and self.desk is not None:
+            self._forward(step, run)
+            if not step.late and not (step.constrained and self.runner.asynchronous):
+                self.draw(step)
+        elif waiting and self.desk is not None and not self._launched:
             self.desk.await_any(waiting)
-        return outcome.result(plan.step, self._mask_ms())
+        self._launched.append(step)
+        return step
+
+    def draw(self, step: Launched) -> None:
+        """Launch the draw of a step that `begin` left without one; the step before it must be finished.
+
+        Left are draws that need the last token's value on the host (penalties count it, matchers take it), and draws with masks on a device
+        that computes while they are filled.
+        """
+        drawing, masks = step.drawing, dict[int, Bits]()
+        if step.late:
+            drawing = drawing[self.slots.wants[step.rows.slots[drawing]]]
+        if step.constrained:
+            drawing, masks = self._mask(step, drawing)
+        if len(drawing):
+            slots = step.rows.slots
+            chosen = slots if drawing is step.rows.named.numbers else slots[drawing]
+            of = None if drawing is step.drawing else np.searchsorted(step.drawing, drawing)
+            step.wanted = Wanted(self._draws.gather(chosen, masks), chosen, of)
+            step.places = self.slots.expect(chosen)
+        step.drawing = drawing
+        step.pending = self.runner.draw(step.forward, step.wanted)
+
+    def finish(self, step: Launched) -> Result:
+        """Wait for the oldest launched step and take in what it drew. Raises what the device raises; the session is then void."""
+        if not step.drawn:
+            self.draw(step)
+        forward_ms = idle_ms = 0.0
+        if step.pending is not None:
+            finished = step.pending.result()
+            forward_ms, idle_ms = finished.busy_ms, finished.gap_ms if step.busy_before else 0.0
+            for (span, first), scores in zip(step.spans, finished.scores, strict=True):
+                step.outcome.logprobs.append(prompt_logprobs(span, scores, first))
+        self._launched.popleft()
+        if step.pending is not None and finished.drawn is not None:
+            self._take(step, finished.drawn)
+        return step.outcome.result(step.number, forward_ms=forward_ms, idle_ms=idle_ms, mask_ms=self._mask_ms())
 
     def _change_slots(self, plan: Plan) -> None:
         if not (plan.closes or plan.opens or plan.page_ids or plan.page_slots):
@@ -110,116 +174,128 @@ class WorkerCore:
         if self.desk is not None:
             self.desk.close(slot)
 
-    def _who_draws(self, rows: Rows, outcome: _Outcome) -> tuple[Ints, list[int], list[int]]:
-        """Numbers of the rows that draw in this step; constrained slots among them; slots whose matcher is not there yet."""
+    def _see_who_draws(self, step: Launched) -> list[int]:
+        """Note the rows that may draw, and what their draws need. Returns the slots whose matcher is not there yet."""
+        rows = step.rows
+        step.drawing = rows.drawing
         special = self.slots.is_special[rows.slots[rows.drawing]]
-        if self.desk is None or not special.any():
-            return rows.drawing, [], []
+        if not special.any():
+            return []
         draws = np.ones(len(rows.drawing), dtype=np.bool_)
-        constrained: list[int] = []
         waiting: list[int] = []
         for place in np.flatnonzero(special).tolist():
             row = int(rows.drawing[place])
             slot = int(rows.slots[row])
             held = self.slots.special[slot]
-            if held is None or not held.constrained:
-                continue
-            state = self.desk.state(slot)
-            draws[place] = state is State.READY
-            if state is State.READY:
-                constrained.append(slot)
-            elif state is State.FAILED:
-                self._fail_by_grammar(row, slot, outcome)
-            elif state is State.ENDED:
-                outcome.grammar_ended.append(row)
-            else:
-                waiting.append(slot)
-        return (rows.drawing if draws.all() else rows.drawing[draws]), constrained, waiting
+            assert held is not None
+            unread = bool(self.slots.unread[slot])
+            if unread and (held.constrained or held.counts is not None):
+                step.late = True
+            if held.constrained:
+                draws[place] = unread or self._is_ready(step, row, slot, waiting)
+                if draws[place]:
+                    step.constrained[slot] = row
+        if not draws.all():
+            step.drawing = rows.drawing[draws]
+        return waiting
 
-    def _run(self, rows: Rows, run: Ints, drawing: Ints, constrained: list[int], outcome: _Outcome) -> None:
-        batch = lay_out(rows, self.slots, run, drawing)
-        if self.desk is not None and constrained:
-            self.desk.begin(constrained)
-        forward = self.runner.forward(batch)
-        at = rows.slots[run]
-        self.slots.committed[at] = np.maximum(self.slots.committed[at], batch.starts + batch.counts)
-        for span, scores in zip(batch.scores, forward.scores, strict=True):
-            first = self.slots.tokens[rows.slots[span.row], :1] if span.leading else None
-            outcome.logprobs.append(_prompt_logprobs(span, scores, first))
-        masks = self.desk.collect(constrained) if self.desk is not None and constrained else {}
-        late = [slot for slot in constrained if slot not in masks]
-        if late:
-            drawing, kept = self._without(rows, drawing, late, outcome)
-            forward = forward.only(kept)
-        if len(drawing):
-            chosen = rows.slots if drawing is rows.named.numbers else rows.slots[drawing]
-            drawn = self.runner.draw(forward, self._draws.gather(chosen, masks))
-            self._commit(rows, drawing, chosen, drawn, outcome)
-
-    def _without(self, rows: Rows, drawing: Ints, late: list[int], outcome: _Outcome) -> tuple[Ints, Ints]:
-        """The rows that still draw once those of ``late`` slots are taken out, and their numbers within ``drawing``."""
+    def _is_ready(self, step: Launched, row: int, slot: int, waiting: list[int]) -> bool:
+        """Whether a constrained row can draw as far as its matcher goes; if not, why not is noted."""
         assert self.desk is not None
-        out = np.isin(rows.slots[drawing], late)
-        for row in drawing[out].tolist():
-            slot = int(rows.slots[row])
-            if self.desk.state(slot) is State.FAILED:
-                self._fail_by_grammar(row, slot, outcome)
-        kept = np.flatnonzero(~out)
-        return drawing[kept], kept
+        state = self.desk.state(slot)
+        if state is State.FAILED:
+            self._fail_by_grammar(step, row, slot)
+        elif state is State.ENDED:
+            step.outcome.grammar_ended.append(row)
+        elif state is State.WAITING:
+            waiting.append(slot)
+        return state is State.READY
 
-    def _commit(self, rows: Rows, drawing: Ints, chosen: Ints, drawn: Drawn, outcome: _Outcome) -> None:
-        fine = drawn.fault == FINE
-        special = self.slots.is_special[chosen]
-        if fine.all():
-            self.slots.append(chosen, drawn.ids)
-            outcome.tokens(drawing, drawn.ids)
-            if not special.any():
-                return
+    def _forward(self, step: Launched, run: Ints) -> None:
+        rows, slots = step.rows, self.slots
+        batch = lay_out(rows, slots, run, step.drawing)
+        if self.desk is not None and step.constrained:
+            self.desk.begin([slot for slot in step.constrained if not slots.unread[slot]])
+        step.forward = self.runner.forward(batch)
+        at = rows.slots if run is rows.named.numbers else rows.slots[run]
+        slots.committed[at] = np.maximum(slots.committed[at], batch.starts + batch.counts)
+        step.spans = tuple(
+            (span, int(slots.tokens[rows.slots[span.row], 0]) if span.leading else None) for span in batch.scores
+        )
+
+    def _mask(self, step: Launched, drawing: Ints) -> tuple[Ints, dict[int, Bits]]:
+        """The rows of ``drawing`` that need no mask or have theirs, and the masks by slot."""
+        assert self.desk is not None
+        ready = [
+            slot
+            for slot, row in step.constrained.items()
+            if self.slots.wants[slot] and (not step.late or self._is_ready(step, row, slot, []))
+        ]
+        self.desk.begin(ready)
+        masks = self.desk.collect(ready, step.forward.done)
+        for slot in ready:
+            if slot not in masks and self.desk.state(slot) is State.FAILED:
+                self._fail_by_grammar(step, step.constrained[slot], slot)
+        without = [slot for slot in step.constrained if slot not in masks]
+        return (drawing[~np.isin(step.rows.slots[drawing], without)] if without else drawing), masks
+
+    def _take(self, step: Launched, drawn: Drawn) -> None:
+        """Take in what a step drew. Rows of sequences that ended before it mean nothing; slots that were closed since yield all the same."""
+        assert step.wanted is not None
+        chosen, drawing = step.wanted.slots, step.drawing
+        fine, alive = drawn.fault == FINE, step.alive(chosen)
+        yields = fine & alive
+        current = self.slots.generation[chosen] == step.generations[drawing]
+        if yields.all():
+            step.outcome.tokens(drawing, drawn.ids)
         else:
-            self.slots.append(chosen[fine], drawn.ids[fine])
-            outcome.tokens(drawing[fine], drawn.ids[fine])
-            for place in np.flatnonzero(~fine).tolist():
-                self._fail(int(drawing[place]), rows, int(drawn.fault[place]), outcome)
-        for place, scored in enumerate(drawn.scored_rows.tolist()):
-            row = int(drawing[scored])
-            if fine[scored] and drawn.scores is not None:
-                outcome.logprobs.append(self._output_logprobs(row, int(rows.slots[row]), place, drawn.scores))
-        for place in np.flatnonzero(fine & special).tolist():
-            row = int(drawing[place])
-            self._note_special(row, int(rows.slots[row]), int(drawn.ids[place]), outcome)
+            step.outcome.tokens(drawing[yields], drawn.ids[yields])
+        kept = yields & current
+        if kept.all():
+            self.slots.settle(chosen, step.places, drawn.ids)
+        else:
+            self.slots.settle(chosen[kept], step.places[kept], drawn.ids[kept])
+            for place in np.flatnonzero(alive & ~fine).tolist():
+                self._fail(step, place, int(drawn.fault[place]), bool(current[place]))
+        for number, place in enumerate(drawn.scored_rows.tolist()):
+            if yields[place] and drawn.scores is not None:
+                one, top = slice(number, number + 1), int(step.wanted.draws.logprobs[place])
+                entry = row_logprobs(int(drawing[place]), False, int(step.places[place]), drawn.scores, one, top)
+                step.outcome.logprobs.append(entry)
+        for place in np.flatnonzero(kept & self.slots.is_special[chosen]).tolist():
+            self._note_special(step, int(drawing[place]), int(chosen[place]), int(drawn.ids[place]))
 
-    def _note_special(self, row: int, slot: int, token: int, outcome: _Outcome) -> None:
+    def _note_special(self, step: Launched, row: int, slot: int, token: int) -> None:
         special = self.slots.special[slot]
         assert special is not None
         if special.counts is not None:
             special.counts.add(token)
         if special.constrained and self.desk is not None:
             if self.desk.accept(slot, token):
-                outcome.grammar_ended.append(row)
+                step.outcome.grammar_ended.append(row)
             elif self.desk.state(slot) is State.FAILED:
-                self._fail_by_grammar(row, slot, outcome)
+                self._fail_by_grammar(step, row, slot)
 
-    def _output_logprobs(self, row: int, slot: int, place: int, scores: Scores) -> RowLogprobs:
-        params = self.slots.params[slot]
-        assert params is not None
-        only = slice(place, place + 1)
-        return _row_logprobs(row, False, int(self.slots.length[slot]) - 1, scores, only, params.logprobs)
+    def _fail(self, step: Launched, place: int, fault: int, current: bool) -> None:
+        """A row drew nothing and never will; ``current``: its slot still holds its sequence."""
+        assert step.wanted is not None
+        slot, row = int(step.wanted.slots[place]), int(step.drawing[place])
+        for later in self._launched:
+            later.bury(slot, int(step.generations[row]))
+        if current:
+            self.slots.give_up(slot, int(step.places[place]))
+        if fault != NOT_A_NUMBER:
+            step.outcome.failures.append(RowFailure(row, "grammar_failed", "no token is allowed here"))
+            return
+        if current:
+            self.runner.scrub(self.slots.tables[slot, : self.slots.pages[slot]].astype(np.int64))
+        step.outcome.failures.append(RowFailure(row, "nan", "the model's output is not a number"))
 
-    def _fail(self, row: int, rows: Rows, fault: int, outcome: _Outcome) -> None:
-        slot = int(rows.slots[row])
-        self.slots.wants[slot] = False
-        if fault == NOT_A_NUMBER:
-            pages = self.slots.tables[slot, : self.slots.pages[slot]].astype(np.int64)
-            self.runner.scrub(pages)
-            outcome.failures.append(RowFailure(row, "nan", "the model's output is not a number"))
-        else:
-            outcome.failures.append(RowFailure(row, "grammar_failed", "no token is allowed here"))
-
-    def _fail_by_grammar(self, row: int, slot: int, outcome: _Outcome) -> None:
+    def _fail_by_grammar(self, step: Launched, row: int, slot: int) -> None:
         assert self.desk is not None
         trouble = self.desk.trouble(slot)
         self.slots.wants[slot] = False
-        outcome.failures.append(RowFailure(row, trouble.code, trouble.message))
+        step.outcome.failures.append(RowFailure(row, trouble.code, trouble.message))
 
     def _mask_ms(self) -> float:
         if self.desk is None:
@@ -228,57 +304,8 @@ class WorkerCore:
         return self._mask_ms_before - before
 
 
-class _Outcome:
-    """Collects what a step yields."""
-
-    def __init__(self, rows: Rows) -> None:
-        self._yields: NDArray[np.uint8] = np.zeros(len(rows.slots), dtype=np.uint8)
-        self._ids = b""
-        self.grammar_ended: list[int] = []
-        self.logprobs: list[RowLogprobs] = []
-        self.failures: list[RowFailure] = []
-
-    def tokens(self, rows: Ints, ids: Ints) -> None:
-        """These rows (ascending) yield one token each."""
-        self._yields[rows] = 1
-        self._ids = ids.astype("<u4").tobytes()
-
-    def result(self, step: int, mask_ms: float) -> Result:
-        return Result(
-            step,
-            self._yields.tobytes(),
-            self._ids,
-            pack_ids(sorted(self.grammar_ended)),
-            tuple(self.logprobs),
-            tuple(self.failures),
-            mask_ms=mask_ms,
-        )
-
-
 def _extending_or(rows: Rows, drawing: Ints) -> Ints:
     """Numbers of the rows that run: all that extend, and those that decode if they draw."""
     runs = ~rows.named.decode
     runs[drawing] = True
     return rows.named.numbers if runs.all() else np.flatnonzero(runs)
-
-
-def _prompt_logprobs(span: ScoreSpan, scores: Scores, first: NDArray[np.int32] | None) -> RowLogprobs:
-    """``first``: the sequence's first token, if it is to be reported."""
-    if first is None:
-        return _row_logprobs(span.row, True, span.position, scores, slice(None), span.top)
-    whole = Scores.joined([unscored(first.astype(np.int64), scores.top_ids.shape[1]), scores])
-    return _row_logprobs(span.row, True, 0, whole, slice(None), span.top)
-
-
-def _row_logprobs(row: int, prompt: bool, start: int, scores: Scores, part: slice, top: int) -> RowLogprobs:
-    ids, values = scores.top_ids[part, :top], scores.top_logprobs[part, :top]
-    return RowLogprobs(
-        row,
-        prompt,
-        start,
-        scores.ids[part].astype("<u4").tobytes(),
-        scores.logprobs[part].astype("<f4").tobytes(),
-        ids.shape[1],
-        ids.astype("<u4").tobytes(),
-        values.astype("<f4").tobytes(),
-    )

@@ -72,6 +72,17 @@ class Draws:
 
 
 @dataclass(frozen=True, slots=True)
+class Wanted:
+    """The draws of a step: how, from which logits, and whose they are."""
+
+    draws: Draws
+    slots: Ints
+    """The slot whose newest token each draw becomes; distinct."""
+    rows: Ints | None = None
+    """Numbers of the logits that are drawn from; None = all, in order."""
+
+
+@dataclass(frozen=True, slots=True)
 class Drawn:
     """One token per row."""
 

@@ -24,6 +24,9 @@ from .threads import Submit
 GRACE_S = 0.005
 """How long a step waits for masks once its forward pass is done: about half a decode step of a small model."""
 
+_LOOK_S = 0.0005
+"""How often a step that waits for masks looks whether its forward pass is done: a small part of the grace."""
+
 
 @dataclass(frozen=True, slots=True)
 class Budget:
@@ -157,12 +160,15 @@ class GrammarDesk:
         for seat in wanted:
             seat.filling = job
 
-    def collect(self, slots: Iterable[int]) -> dict[int, Bits]:
-        """Masks of those of these slots that are there, after a grace for those that are late for the first time."""
+    def collect(self, slots: Iterable[int], computed: Callable[[], bool]) -> dict[int, Bits]:
+        """Masks of those of these slots that are there. Those that are late for the first time are waited for until the forward pass is
+        ``computed``, and a grace longer."""
         seats = {slot: self._seats[slot] for slot in slots}
         due = {
             seat.filling for seat in seats.values() if not seat.filled and seat.late == 0 and seat.filling is not None
         }
+        while due and not computed():
+            due = wait(due, timeout=_LOOK_S).not_done
         if due:
             wait(due, timeout=self._grace_s)
         ready: dict[int, Bits] = {}

@@ -23,6 +23,9 @@ class KvPool:
     ) -> None:
         shape = (pages + 1, page_size, arch.kv_heads, arch.head_dim)
         self.pages = pages
+        self._clean = device.type != "cpu"
+        """Whether what is not a number is kept out: where steps are launched ahead, a page may change its owner before it is known that
+        its last one's row failed, so that `scrub` would come too late."""
         self.page_size = page_size
         self.keys = [_zeros(shape, dtype, device) for _ in range(arch.layers)]
         self.values = [_zeros(shape, dtype, device) for _ in range(arch.layers)]
@@ -33,6 +36,8 @@ class KvPool:
 
     def store(self, layer: int, at: Tensor, k: Tensor, v: Tensor) -> None:
         """Write k and v [T, kv_heads, head_dim] at flat token addresses ``at`` int64 [T] (page * page_size + offset)."""
+        if self._clean:
+            k, v = (torch.nan_to_num(part, nan=0.0, posinf=0.0, neginf=0.0) for part in (k, v))
         self.keys[layer].flatten(0, 1).index_copy_(0, at, k)
         self.values[layer].flatten(0, 1).index_copy_(0, at, v)
 

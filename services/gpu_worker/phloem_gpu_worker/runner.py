@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,15 +12,19 @@ import torch
 from torch import Tensor
 
 from .attention import AttentionBackend
-from .batch import Batch, Ints
+from .batch import Batch, Ints, ScoreSpan
 from .decoder import Decoder
-from .draws import Drawn, Draws
+from .draws import Drawn, Wanted
 from .kv_pool import KvPool
-from .logprobs import Scores, score, unscored
+from .logprobs import Scores, SpanScoring, score
 from .sampler import draw
+from .timeline import CudaTimeline, HostTimeline, Timeline
+from .transfer import upload
 
 _SCORED_AT_ONCE = 64
 """Prompt positions whose logits exist at a time: 64 x 150k x 4 bytes = 38 MB, where a whole chunk would take some 300."""
+_MOST_SLOTS = 4096
+"""Slots whose newest tokens the device keeps: the most that ``--max-rows`` takes, 32 KB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,37 +39,73 @@ class Capacity:
     device: str
 
 
+class Forward(Protocol):
+    """A forward pass that was launched; anything else about it is its runner's."""
+
+    def done(self) -> bool:
+        """Whether it has been computed."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
-class Forward:
-    """What a forward pass leaves behind."""
+class Finished:
+    """A step that has been computed."""
 
-    logits: Any
-    """For `Runner.draw` of the same runner: one row per `Batch.logits_at`."""
-    scores: tuple[Scores, ...] = ()
+    drawn: Drawn | None
+    scores: tuple[Scores, ...]
     """One per `Batch.scores`."""
-
-    def only(self, rows: Ints) -> Forward:
-        """The same without the logits of other rows than these."""
-        return Forward(self.logits[rows], self.scores)
+    busy_ms: float
+    """Device time of the forward pass and the draw."""
+    gap_ms: float
+    """Time the device did nothing between the end of the step before (0 for the first) and the end of this one."""
 
 
 class Runner(Protocol):
-    """A device with a model on it. Calls come from one thread."""
+    """A device with a model on it. Calls come from one thread: for each step `forward`, then `draw`, then the next step's.
+
+    What is launched is computed in that order. A step's `draw` may be launched before the one before it has been read: a batch names tokens
+    that only the device knows yet (`Batch.tokens`).
+    """
 
     @property
     def capacity(self) -> Capacity: ...
 
-    def forward(self, batch: Batch) -> Forward:
-        """Compute KV of the batch's tokens into the pool, and what is needed to draw."""
+    @property
+    def asynchronous(self) -> bool:
+        """Whether launching returns before the step is computed, so that launching ahead keeps the device busy."""
         ...
 
-    def draw(self, forward: Forward, draws: Draws) -> Drawn:
-        """Draw one token per row of ``draws`` (rows of ``forward.logits``)."""
+    def forward(self, batch: Batch) -> Any:
+        """Launch the computation of KV of the batch's tokens into the pool, and of what is needed to draw: a `Forward`."""
+        ...
+
+    def draw(self, forward: Any, wanted: Wanted | None) -> Future[Finished]:
+        """Launch the draws and the end of the step. None = nothing is drawn. An error of the device becomes the future's."""
         ...
 
     def scrub(self, pages: Ints) -> None:
         """Make pages that a failed row may have filled with NaN harmless for their next owner."""
         ...
+
+    def drain(self) -> None:
+        """Wait until everything launched has been computed."""
+        ...
+
+    def close(self) -> None:
+        """End helping threads, once everything launched has been computed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TorchForward:
+    """A forward pass of `TorchRunner`."""
+
+    logits: Tensor
+    """float32 [S, vocab]"""
+    scores: tuple[SpanScoring, ...]
+    began: Any
+    ended: Any
+    done: Callable[[], bool]
 
 
 class TorchRunner:
@@ -73,17 +115,27 @@ class TorchRunner:
         self._decoder = decoder
         self._pool = pool
         self._attention = attention
+        self._device = decoder.device
+        self._timeline: Timeline = HostTimeline() if self._device.type == "cpu" else CudaTimeline(self._device)
+        self._newest = torch.zeros(_MOST_SLOTS, dtype=torch.int64, device=self._device)
+        self._last_end: Any = None
 
     @property
     def capacity(self) -> Capacity:
         arch = self._decoder.arch
         dtype = str(self._decoder.dtype).removeprefix("torch.")
-        device = str(self._decoder.device)
-        return Capacity(self._pool.pages, self._pool.page_size, arch.context_length, arch.vocab_size, dtype, device)
+        return Capacity(
+            self._pool.pages, self._pool.page_size, arch.context_length, arch.vocab_size, dtype, str(self._device)
+        )
+
+    @property
+    def asynchronous(self) -> bool:
+        return self._timeline.asynchronous
 
     @torch.inference_mode()
-    def forward(self, batch: Batch) -> Forward:
-        """See `Runner.forward`; the logits are float32 [S, vocab]."""
+    def forward(self, batch: Batch) -> TorchForward:
+        """See `Runner.forward`."""
+        began = self._timeline.mark()
         addresses = self._to_device(self._addresses(batch))
         attend_layer = self._attention.prepare(batch, self._pool, self._decoder.arch.windows)
 
@@ -91,17 +143,53 @@ class TorchRunner:
             self._pool.store(layer, addresses, k, v)
             return attend_layer(layer, q)
 
-        hidden = self._decoder.hidden(self._to_device(batch.tokens), self._to_device(batch.positions), attend)
-        scores = tuple(self._score(hidden, span.first, span.targets, span.top) for span in batch.scores)
-        return Forward(self._decoder.logits(hidden.index_select(0, self._to_device(batch.logits_at))), scores)
+        hidden = self._decoder.hidden(self._tokens(batch.tokens), self._to_device(batch.positions), attend)
+        scores = tuple(self._score(hidden, span) for span in batch.scores)
+        logits = self._decoder.logits(hidden.index_select(0, self._to_device(batch.logits_at)))
+        ended = self._timeline.mark()
+        return TorchForward(logits, scores, began, ended, lambda: self._timeline.passed(ended))
 
     @torch.inference_mode()
-    def draw(self, forward: Forward, draws: Draws) -> Drawn:
-        return draw(forward.logits, draws)
+    def draw(self, forward: TorchForward, wanted: Wanted | None) -> Future[Finished]:
+        """See `Runner.draw`."""
+        line, began = self._timeline, self._timeline.mark()
+        drawing = None
+        if wanted is not None:
+            logits = forward.logits if wanted.rows is None else forward.logits[self._to_device(wanted.rows)]
+            drawing = draw(logits, wanted.draws)
+            self._newest[self._to_device(wanted.slots)] = drawing.ids
+            drawing = drawing.fetched()
+        scores = tuple(one.fetched() for one in forward.scores)
+        ended = line.mark()
+        before, self._last_end = self._last_end, ended
+
+        def read() -> Finished:
+            gap = 0.0 if before is None else line.ms(before, forward.began)
+            return Finished(
+                None if drawing is None else drawing.read(),
+                tuple(one.read() for one in scores),
+                line.ms(forward.began, forward.ended) + line.ms(began, ended),
+                gap + line.ms(forward.ended, began),
+            )
+
+        return line.once_passed(ended, read)
 
     @torch.inference_mode()
     def scrub(self, pages: Ints) -> None:
         self._pool.scrub(self._to_device(pages))
+
+    def drain(self) -> None:
+        self._timeline.drain()
+
+    def close(self) -> None:
+        self._timeline.close()
+
+    def _tokens(self, tokens: Ints) -> Tensor:
+        """The tokens [T] of a batch, with those filled in that only the device knows."""
+        given = self._to_device(tokens)
+        if not (tokens < 0).any():
+            return given
+        return torch.where(given < 0, self._newest[(-1 - given).clamp(min=0)], given)
 
     def _addresses(self, batch: Batch) -> Ints:
         """Flat pool address of each token [T]."""
@@ -109,16 +197,13 @@ class TorchRunner:
         size = self._pool.page_size
         return batch.tables[rows, batch.positions // size] * size + batch.positions % size
 
-    def _score(self, hidden: Tensor, first: int, targets: Ints, top: int) -> Scores:
+    def _score(self, hidden: Tensor, span: ScoreSpan) -> SpanScoring:
         parts = []
-        for begin in range(0, len(targets), _SCORED_AT_ONCE):
-            some = targets[begin : begin + _SCORED_AT_ONCE]
-            at = first + begin
-            parts.append(score(self._decoder.logits(hidden[at : at + len(some)]), some, top))
-        return Scores.joined(parts) if parts else unscored(targets, top)
+        for begin in range(0, len(span.targets), _SCORED_AT_ONCE):
+            some = self._to_device(span.targets[begin : begin + _SCORED_AT_ONCE])
+            at = span.first + begin
+            parts.append(score(self._decoder.logits(hidden[at : at + len(some)]), some, span.top))
+        return SpanScoring(span.targets, span.top, tuple(parts))
 
     def _to_device(self, values: Ints) -> Tensor:
-        tensor = torch.from_numpy(np.ascontiguousarray(values))
-        if self._decoder.device.type == "cpu":
-            return tensor
-        return tensor.pin_memory().to(self._decoder.device, non_blocking=True)
+        return upload(values, self._device)

@@ -8,6 +8,9 @@ share of their sum; sums are float64, so that a row's outcome does not depend on
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -16,7 +19,8 @@ from torch import Tensor
 from .batch import Floats, Ints
 from .draws import FINE, GREEDY_BELOW, NOT_A_NUMBER, NOTHING_LEGAL, Drawn, Draws, Masks, Penalties
 from .keys import uniforms
-from .logprobs import score
+from .logprobs import Scoring, score
+from .transfer import fetch, upload
 
 _BLOCK = 256
 """Weights per block of the two-level search."""
@@ -24,37 +28,62 @@ _CANDIDATES = 256
 """Most likely tokens among which top-p's boundary is looked for before the whole vocabulary is sorted."""
 
 
-def draw(logits: Tensor, draws: Draws) -> Drawn:
-    """One token per row of ``logits`` float32 [S, vocab], which is changed in place."""
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """Draws that a device may still be computing."""
+
+    ids: Tensor
+    """int64 [S]"""
+    best: Tensor
+    """float32 [S]: the largest logit that was left."""
+    broken: Tensor | None
+    """bool [S]: the row held NaN before it was edited; None = nothing was edited."""
+    scored_rows: Ints
+    scoring: Scoring | None
+
+    def fetched(self) -> Drawing:
+        """The same on the host, once the device's stream has passed this place."""
+        broken = None if self.broken is None else fetch(self.broken)
+        scoring = None if self.scoring is None else self.scoring.fetched()
+        return Drawing(fetch(self.ids), fetch(self.best), broken, self.scored_rows, scoring)
+
+    def read(self) -> Drawn:
+        """Of a drawing on the host."""
+        faults = _faults(self.best)
+        if self.broken is not None:
+            faults = np.where(self.broken.numpy(), np.int8(NOT_A_NUMBER), faults)
+        return Drawn(self.ids.numpy(), faults, self.scored_rows, None if self.scoring is None else self.scoring.read())
+
+
+def draw(logits: Tensor, draws: Draws) -> Drawing:
+    """One token per row of ``logits`` float32 [S, vocab], which is changed in place. The host never waits for a CUDA device."""
     if draws.plain:
         best = logits.max(dim=-1)
-        return Drawn(best.indices.cpu().numpy(), _faults(best.values), np.empty(0, dtype=np.int64))
+        return Drawing(best.indices, best.values, None, np.empty(0, dtype=np.int64), None)
     scored = np.flatnonzero(draws.logprobs >= 0)
-    raw = logits[_rows(scored, logits)] if len(scored) else logits
+    raw = logits[_on(scored, logits)] if len(scored) else logits
     broken = _edit(logits, draws)
     best = logits.max(dim=-1)
     ids = best.indices
     sampled = np.flatnonzero(draws.temperature >= GREEDY_BELOW)
     if len(sampled):
-        rows = _rows(sampled, logits)
+        rows = _on(sampled, logits)
         ids[rows] = _sample(logits[rows], best.values[rows], draws, sampled)
-    chosen = ids.cpu().numpy()
-    scores = score(raw, chosen[scored], int(draws.logprobs.max())) if len(scored) else None
-    faults = np.where(broken.cpu().numpy(), np.int8(NOT_A_NUMBER), _faults(best.values))
-    return Drawn(chosen, faults, scored, scores)
+    scoring = score(raw, ids[_on(scored, ids)], int(draws.logprobs.max())) if len(scored) else None
+    return Drawing(ids, best.values, broken, scored, scoring)
 
 
 def _faults(best: Tensor) -> NDArray[np.int8]:
     """What the largest logit of each row [S] says of the row: NaN spreads through a maximum, and an empty row's is -inf."""
-    values = best.cpu().numpy()
+    values = best.numpy()
     faults = np.full(len(values), FINE, dtype=np.int8)
     faults[np.isneginf(values)] = NOTHING_LEGAL
     faults[np.isnan(values) | np.isposinf(values)] = NOT_A_NUMBER
     return faults
 
 
-def _rows(rows: Ints, like: Tensor) -> Tensor:
-    return torch.as_tensor(rows, device=like.device)
+def _on(values: NDArray[Any], like: Tensor) -> Tensor:
+    return upload(values, like.device)
 
 
 def _edit(logits: Tensor, draws: Draws) -> Tensor:
@@ -63,19 +92,19 @@ def _edit(logits: Tensor, draws: Draws) -> Tensor:
     if draws.penalties is not None:
         _penalise(logits, draws.penalties)
     if draws.biases is not None:
-        at = (_rows(draws.biases.rows, logits), _rows(draws.biases.ids, logits))
-        logits.index_put_(at, torch.as_tensor(draws.biases.values, device=logits.device), accumulate=True)
+        at = (_on(draws.biases.rows, logits), _on(draws.biases.ids, logits))
+        logits.index_put_(at, _on(draws.biases.values, logits), accumulate=True)
     if draws.masks is not None:
         _mask(logits, draws.masks)
     return broken
 
 
 def _penalise(logits: Tensor, penalties: Penalties) -> None:
-    at = (_rows(penalties.rows, logits), _rows(penalties.ids, logits))
+    at = (_on(penalties.rows, logits), _on(penalties.ids, logits))
     values = logits[at]
-    factor = torch.as_tensor(penalties.repetition, device=logits.device)
+    factor = _on(penalties.repetition, logits)
     values = torch.where(values > 0, values / factor, values * factor)
-    logits[at] = values - torch.as_tensor(penalties.subtract, device=logits.device)
+    logits[at] = values - _on(penalties.subtract, logits)
 
 
 def _mask(logits: Tensor, masks: Masks) -> None:
@@ -84,37 +113,39 @@ def _mask(logits: Tensor, masks: Masks) -> None:
     bits = np.unpackbits(masks.bits.view(np.uint8), axis=-1, bitorder="little")[:, :vocab]
     forbidden = np.ones((len(bits), vocab), dtype=np.bool_)
     forbidden[:, : bits.shape[1]] = bits == 0
-    rows = _rows(masks.rows, logits)
-    blocked = torch.from_numpy(forbidden).to(logits.device)
+    rows = _on(masks.rows, logits)
+    blocked = _on(forbidden, logits)
     logits[rows] = logits[rows].masked_fill_(blocked, float("-inf"))
 
 
 def _sample(logits: Tensor, best: Tensor, draws: Draws, rows: Ints) -> Tensor:
     """Token ids int64 [n] for the rows (numbers into ``draws``) whose edited logits [n, vocab] and maxima [n] are given."""
-    temperature = torch.as_tensor(draws.temperature[rows], device=logits.device)[:, None]
+    temperature = _on(draws.temperature[rows], logits)[:, None]
     weights = ((logits - best[:, None]) / temperature).exp_()
-    least = torch.as_tensor(draws.min_p[rows], device=logits.device)
+    least = _on(draws.min_p[rows], logits)
     top_k, top_p = draws.top_k[rows], draws.top_p[rows]
     cut = np.flatnonzero(((top_k > 0) & (top_k < logits.shape[-1])) | (top_p < 1.0))
     if len(cut):
-        at = _rows(cut, logits)
+        at = _on(cut, logits)
         least[at] = torch.maximum(least[at], _least_weight(weights[at], top_k[cut], top_p[cut]))
     weights.masked_fill_(weights < least[:, None], 0.0)
-    share = torch.as_tensor(uniforms(draws.seeds[rows], draws.children[rows], draws.positions[rows]))
-    return _pick(weights, share.to(logits.device))
+    share = uniforms(draws.seeds[rows], draws.children[rows], draws.positions[rows])
+    return _pick(weights, _on(share, logits))
 
 
 def _least_weight(weights: Tensor, top_k: Ints, top_p: Floats) -> Tensor:
     """float32 [n]: the smallest weight that top-k and top-p let through, per row of ``weights`` [n, vocab]."""
     vocab = weights.shape[-1]
     limit = np.where((top_k > 0) & (top_k < vocab), top_k, vocab)
+    if weights.device.type != "cpu":  # asking whether a part suffices would make the host wait for the device
+        return _boundary(weights, weights.sort(dim=-1, descending=True).values, limit, top_p)[0]
     bounded = limit[limit < vocab]
     wanted = min(vocab, max(_CANDIDATES, int(bounded.max()) if len(bounded) else 0))
     ranked = weights.topk(wanted, dim=-1).values
     least, settled = _boundary(weights, ranked, limit, top_p)
     if not bool(settled.all()):
         rest = torch.nonzero(~settled).squeeze(1)
-        at = rest.cpu().numpy()
+        at = rest.numpy()
         ordered = weights[rest].sort(dim=-1, descending=True).values
         least[rest] = _boundary(weights[rest], ordered, limit[at], top_p[at])[0]
     return least
@@ -122,15 +153,15 @@ def _least_weight(weights: Tensor, top_k: Ints, top_p: Floats) -> Tensor:
 
 def _boundary(weights: Tensor, ranked: Tensor, limit: Ints, top_p: Floats) -> tuple[Tensor, Tensor]:
     """The least kept weight [n] among the ``ranked`` [n, m] most likely, and whether it lies among them [n]."""
-    device, found = weights.device, ranked.shape[-1]
-    last = torch.as_tensor(np.minimum(limit, found) - 1, device=device)[:, None]
-    cut = torch.as_tensor(limit < weights.shape[-1], device=device)
+    found = ranked.shape[-1]
+    last = _on(np.minimum(limit, found) - 1, weights)[:, None]
+    cut = _on(limit < weights.shape[-1], weights)
     least = torch.where(cut, ranked.gather(1, last).squeeze(1), 0.0)
     total = weights.masked_fill(weights < least[:, None], 0.0).double().sum(dim=-1)
-    needed = total * torch.as_tensor(top_p.astype(np.float64), device=device)
+    needed = total * _on(top_p.astype(np.float64), weights)
     reached = ranked.double().cumsum(dim=-1)
     index = (reached < needed[:, None]).sum(dim=-1)
-    everything = torch.as_tensor(top_p >= 1.0, device=device)
+    everything = _on(top_p >= 1.0, weights)
     settled = everything | (index < found) | (found == weights.shape[-1])
     nucleus = ranked.gather(1, index.clamp(max=found - 1)[:, None]).squeeze(1)
     return torch.where(everything, least, torch.maximum(least, nucleus)), settled

@@ -28,8 +28,9 @@ from phloem_proto.subjects import Role
 
 from .config import WorkerConfig
 from .core import WorkerCore
-from .device import Device, Emptied, Report, ThreadDevice
+from .device import Device, ThreadDevice
 from .leadership import Leadership
+from .pipeline import Emptied, Report
 from .runner import Runner
 from .startup import Loaded, load
 from .totals import Totals

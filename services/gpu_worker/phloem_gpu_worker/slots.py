@@ -50,9 +50,13 @@ class Slots:
         self.tables: NDArray[np.int32] = np.zeros((slots, -(-context // page_size)), dtype=np.int32)
         self.version = 0
         """Counts openings: what was gathered from the sampling parameters holds as long as it stays."""
+        self.generation: Ints = np.zeros(slots, dtype=np.int64)
+        """Counts closings: tells whether a slot still holds the sequence that it held when a step was launched."""
         self.live = np.zeros(slots, dtype=np.bool_)
         self.length: Ints = np.zeros(slots, dtype=np.int64)
-        """Known tokens: given and drawn."""
+        """Tokens: given, drawn, and being drawn."""
+        self.unread: Ints = np.zeros(slots, dtype=np.int64)
+        """Tokens at the end that are being drawn: their place in ``tokens`` holds -1 - slot."""
         self.committed: Ints = np.zeros(slots, dtype=np.int64)
         """Tokens at the front whose KV is in the pool."""
         self.prompt: Ints = np.zeros(slots, dtype=np.int64)
@@ -79,6 +83,7 @@ class Slots:
         """Empty a slot. Raises `BadPlan` for one that does not exist."""
         self._check_exists(slot)
         self.live[slot] = self.is_special[slot] = False
+        self.generation[slot] += 1
         self.special[slot] = self.params[slot] = None
 
     def open(self, opened: SlotOpen) -> None:
@@ -104,7 +109,7 @@ class Slots:
         self.length[slot], self.committed[slot] = len(ids), opened.committed
         self.prompt[slot] = opened.prompt_tokens
         self.wants[slot] = params.max_tokens > 0
-        self.pages[slot] = 0
+        self.pages[slot] = self.unread[slot] = 0
         self.tables[slot] = self._scratch_page
         pages = np.frombuffer(opened.pages, dtype="<u4")
         self.append_pages(np.full(len(pages), slot), pages)
@@ -126,10 +131,25 @@ class Slots:
         held: list[int] = self.tokens[slot, self.prompt[slot] : self.length[slot]].tolist()
         return held
 
-    def append(self, slots: Ints, ids: Ints) -> None:
-        """Add one drawn token to each of these (distinct) slots."""
-        self.tokens[slots, self.length[slots]] = ids
-        self.length[slots] += 1
+    def expect(self, slots: Ints) -> Ints:
+        """Make room for a token that is being drawn in each of these (distinct) slots; returns the tokens' positions."""
+        places = self.length[slots]
+        self.tokens[slots, places] = -1 - slots
+        self.length[slots] = places + 1
+        self.unread[slots] += 1
+        return places
+
+    def settle(self, slots: Ints, places: Ints, ids: Ints) -> None:
+        """These tokens were drawn at places that `expect` gave."""
+        self.tokens[slots, places] = ids
+        self.unread[slots] -= 1
+
+    def give_up(self, slot: int, place: int) -> None:
+        """Nothing could be drawn at a place that `expect` gave: the sequence ends before it and wants no more."""
+        self.length[slot] = place
+        self.committed[slot] = min(self.committed[slot], place)
+        self.unread[slot] = 0
+        self.wants[slot] = False
 
     def _set_sampling(self, slot: int, opened: SlotOpen) -> None:
         params = opened.params

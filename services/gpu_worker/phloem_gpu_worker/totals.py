@@ -17,8 +17,8 @@ _HELP = {
     "failed_steps": "Plans that could not be carried out",
     "tokens": "Tokens drawn",
     "failed_rows": "Sequences that could not go on",
-    "forward_seconds": "Time of steps on the device",
-    "idle_seconds": "Time the device waited for a plan",
+    "forward_seconds": "Time the device computed",
+    "idle_seconds": "Time the device did nothing while there were sequences",
     "mask_seconds": "CPU time of grammar masks",
 }
 

@@ -1,1 +1,1 @@
-"""`phloem bench overlap`: how much of its time a device waits for plans when everything but the device is real."""
+"""`phloem bench overlap`: how much of its time a device is idle when everything but the device is real."""

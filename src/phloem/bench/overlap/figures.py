@@ -27,9 +27,9 @@ class Step:
     drawn: int
     """Rows that yielded a token."""
     busy_ms: float
-    """Of the worker's device thread, laying out and drawing included."""
+    """Of the device: the forward pass and the draw."""
     idle_ms: float
-    """How long that thread had waited for this plan."""
+    """How long the device did nothing between the end of the step before and the end of this one, as it says itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +38,18 @@ class Idle:
 
     steps: int
     idle_share: float
-    """Time the device waited for a plan."""
+    """Time the device did nothing, as it says itself."""
     late_steps: int
-    """Steps that waited longer than a hundredth of a step."""
+    """Steps before which it did nothing for longer than a hundredth of a step."""
     idle_p50_us: float
     idle_p99_us: float
     idle_max_ms: float
     lost_share: float
-    """By the clock: what of each step's period was not the step itself. Holds the waiting, and the worker's own work around a step."""
+    """By the observer's clock: what of the time between the first and the last result was not steps x step time."""
     period_ms: float
     """Time from one result to the next."""
     busy_p50_ms: float
-    """What the device's thread spends on a step: the step, and its own work around it."""
+    """What the device spends on a step, as it says itself."""
 
 
 def full_steps(steps: Sequence[Step], rows: int) -> list[Step]:

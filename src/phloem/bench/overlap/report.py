@@ -19,7 +19,10 @@ FORMAT = 1
 def line(turn: OverlapTurn) -> str:
     """One run in a line."""
     one = turn.idle
-    return f"round {turn.round + 1}, depth {turn.depth}: idle {one.idle_share:.2%} of {one.steps} steps, period {one.period_ms:.2f} ms"
+    return (
+        f"round {turn.round + 1}, depth {turn.depth}: idle {one.lost_share:.2%} by the clock, {one.idle_share:.2%} by the device, "
+        f"of {one.steps} steps; period {one.period_ms:.2f} ms"
+    )
 
 
 def table(plan: OverlapPlan, outcome: OverlapOutcome) -> Table:
@@ -35,25 +38,25 @@ def table(plan: OverlapPlan, outcome: OverlapOutcome) -> Table:
 
 
 _NAMES = (
-    "idle: waiting for a plan",
-    "waiting per step us p50 / p99",
-    "longest wait ms",
-    "steps that waited over 1 % of a step",
-    "device thread per step ms p50",
+    "idle by the clock: 1 - steps x step / time",
+    "idle as the device says",
+    "idle before a step us p50 / p99",
+    "longest idle ms",
+    "steps after more than 1 % of a step idle",
+    "device time of a step ms p50",
     "period of a step ms",
-    "period beyond the step itself",
 )
 
 
 def _column(one: Idle) -> tuple[str, ...]:
     return (
+        f"{one.lost_share:.2%}",
         f"{one.idle_share:.2%}",
         f"{one.idle_p50_us:.0f} / {one.idle_p99_us:.0f}",
         f"{one.idle_max_ms:.1f}",
         f"{one.late_steps} of {one.steps}",
         f"{one.busy_p50_ms:.3f}",
         f"{one.period_ms:.3f}",
-        f"{one.lost_share:.2%}",
     )
 
 
