@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.harness import Running, complete, gauge, phloem
+from tests.integration.harness import Running, complete, eventually, gauge, held, phloem
 from tests.integration.reference import Greedy, first_real_difference, load_or_compute
 
 AMPLE, SMALL = 16_384, 160
@@ -43,6 +43,16 @@ def check(running: Running, expected: list[Greedy], at_once: int) -> None:
             assert first_real_difference(item, answer) is None, (item.tokens, answer)
 
 
+def check_until_retracted(running: Running, expected: list[Greedy]) -> None:
+    """Whether rows meet in the pool depends on when they arrive; ask again, a few times, until some had to give way."""
+    for _ in range(5):
+        eventually(lambda: not held(running) or held(running), 5, "still held")
+        if gauge(running, "phloem_scheduler_retractions_total") > 0:
+            return
+        check(running, expected, at_once=16)
+    raise AssertionError("nothing was ever retracted")
+
+
 def sweep(model: str, setting: Setting, folder: Path) -> None:
     greedy = load_or_compute(model, folder)
     chunk, page, kv_tokens, way = setting
@@ -61,7 +71,7 @@ def sweep(model: str, setting: Setting, folder: Path) -> None:
             check(running, greedy, at_once=16)
             check(running, greedy[:2], at_once=1)
         if kv_tokens == SMALL:
-            assert gauge(running, "phloem_scheduler_retractions_total") > 0
+            check_until_retracted(running, greedy)
 
 
 @pytest.mark.parametrize("setting", PAIRWISE, ids=str)
