@@ -79,7 +79,7 @@ def test_tokens_equal_transformers_pairwise(setting: Setting, tmp_path_factory: 
     sweep("tiny", setting, tmp_path_factory.getbasetemp())
 
 
-@pytest.mark.parametrize("setting", [PAIRWISE[1], PAIRWISE[2]], ids=str)
+@pytest.mark.parametrize("setting", [PAIRWISE[2], PAIRWISE[3]], ids=str)
 def test_tokens_of_the_default_model_equal_transformers(
     setting: Setting, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
