@@ -1,4 +1,4 @@
-"""Bodies made to cost the gateway's event loop far more than they cost their sender."""
+"""Requests at the edge of what is allowed: costly to read, or with very large answers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import time
 
 import pytest
 
+from phloem_gateway.core import Core
 from phloem_gateway.decode import check_depth, decode
 from phloem_gateway.errors import ApiError
+from phloem_proto.messages import Text, TextFrame, TokenLogprob, TopLogprob
+from tests.gateway.test_gateway_core import RID, live, opened
 
 HALF_A_MEBIBYTE = 256 * 1024
 """Pairs of two bytes."""
@@ -28,3 +31,13 @@ def test_brackets_inside_strings_do_not_nest() -> None:
     check_depth(b'["' + b'[\\"{' * 1000 + b'"]')
     with pytest.raises(ApiError):
         check_depth(b'["\\\\",' + b"[" * 64 + b"]" * 64 + b"]")
+
+
+def test_logprobs_of_a_long_prompt_cut_no_client() -> None:
+    core, one = Core(1024 * 1024), live()
+    opened(core, one)
+    entry = TokenLogprob(1, -1.0, tuple(TopLogprob(i, -1.0, b"a") for i in range(20)), b"a")
+    core.text("tok", Text((TextFrame(RID, 1, 0, 0, b"", "", None, (), (entry,) * 2000),)), 1.0)
+    assert not core.over_budget(one)
+    core.text("tok", Text((TextFrame(RID, 1, 0, 0, b"", "", None, (entry,) * 2000),)), 1.0)
+    assert core.over_budget(one)

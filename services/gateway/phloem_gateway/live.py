@@ -93,7 +93,7 @@ class Live:
 
 
 def weight(frame: TextFrame) -> int:
-    """About how many bytes a stored frame holds."""
-    entries = frame.logprobs + frame.prompt_logprobs
-    logprobs = sum(1 + len(entry.top) for entry in entries)
+    """About how many bytes a stored frame holds, without a prompt's logprobs: they come once and all in one frame, so that their size says
+    nothing of how fast the client reads."""
+    logprobs = sum(1 + len(entry.top) for entry in frame.logprobs)
     return FRAME_BYTES + len(frame.ids) + len(frame.text) + LOGPROB_BYTES * logprobs
