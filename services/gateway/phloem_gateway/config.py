@@ -31,7 +31,7 @@ class GatewayConfig:
     max_choices: int = 128
     """Choices (prompts times n) of one call, as OpenAI."""
     byte_budget: int = 1024 * 1024
-    """Output one client may leave unread: minutes of tokens at any speed a person reads."""
+    """Output that a client may leave unread, per choice: minutes of tokens at any speed a person reads."""
     keep_alive_s: float = 15.0
     """Silence on a stream after which a comment is sent, so that proxies keep it open."""
     patience_s: float = 4.0

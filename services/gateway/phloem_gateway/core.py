@@ -22,7 +22,7 @@ class Core:
     """All live requests of a gateway.
 
     Args:
-        byte_budget: bytes that one client may leave unread before it is cut.
+        byte_budget: bytes per choice that a client may leave unread before it is cut.
     """
 
     def __init__(self, byte_budget: int) -> None:
@@ -84,7 +84,7 @@ class Core:
 
     def over_budget(self, live: Live) -> bool:
         """Whether its client has left too much unread."""
-        return live.pending_bytes > self.byte_budget
+        return live.pending_bytes > self.byte_budget * len(live.children)
 
     def _refusal(self, live: Live | None, detokeniser: str, frame: TextFrame) -> str:
         """Why a frame can't be applied; "" if it can."""
