@@ -20,7 +20,7 @@ from .draws import FINE, NOT_A_NUMBER, Drawn, Wanted
 from .errors import BadPlan
 from .grammar_desk import GrammarDesk, State
 from .launched import Launched
-from .layout import RowReader, Rows, lay_out
+from .layout import RowReader, extending_or, lay_out
 from .outcome import Outcome, prompt_logprobs, row_logprobs
 from .runner import Runner
 from .slot_draws import Bits, DrawGatherer
@@ -107,7 +107,7 @@ class WorkerCore:
         rows = self._reader.read(plan)
         step = Launched(plan.step, rows, self.slots.generation[rows.slots], busy_before, Outcome(len(rows.slots)))
         waiting = self._see_who_draws(step)
-        run = step.drawing if rows.named.only_decode else _extending_or(rows, step.drawing)
+        run = step.drawing if rows.named.only_decode else extending_or(rows, step.drawing)
         if len(run):
             self._forward(step, run)
             if not step.late and not (step.constrained and self.runner.asynchronous):
@@ -302,10 +302,3 @@ class WorkerCore:
             return 0.0
         before, self._mask_ms_before = self._mask_ms_before, self.desk.spent_ms
         return self._mask_ms_before - before
-
-
-def _extending_or(rows: Rows, drawing: Ints) -> Ints:
-    """Numbers of the rows that run: all that extend, and those that decode if they draw."""
-    runs = ~rows.named.decode
-    runs[drawing] = True
-    return rows.named.numbers if runs.all() else np.flatnonzero(runs)

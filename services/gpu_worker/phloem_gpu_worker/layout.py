@@ -106,6 +106,13 @@ def _what_is_wrong(slot: int, slots: Slots, start: int, end: int) -> str:
     return f"slot {slot} would go beyond the context"
 
 
+def extending_or(rows: Rows, drawing: Ints) -> Ints:
+    """Numbers of the rows that run: all that extend, and those that decode if they draw."""
+    runs = ~rows.named.decode
+    runs[drawing] = True
+    return rows.named.numbers if runs.all() else np.flatnonzero(runs)
+
+
 def lay_out(rows: Rows, slots: Slots, run: Ints, draw: Ints) -> Batch:
     """A batch of the rows numbered ``run``, with logits for those numbered ``draw`` (a part of ``run``, both ascending)."""
     everything = run is rows.named.numbers

@@ -19,10 +19,8 @@ FORMAT = 1
 def line(turn: OverlapTurn) -> str:
     """One run in a line."""
     one = turn.idle
-    return (
-        f"round {turn.round + 1}, depth {turn.depth}: idle {one.lost_share:.2%} by the clock, {one.idle_share:.2%} by the device, "
-        f"of {one.steps} steps; period {one.period_ms:.2f} ms"
-    )
+    shares = f"idle {one.lost_share:.2%} (device: {one.idle_share:.2%})"
+    return f"round {turn.round + 1}, depth {turn.depth}: {shares}, {one.steps} steps, period {one.period_ms:.2f} ms"
 
 
 def table(plan: OverlapPlan, outcome: OverlapOutcome) -> Table:
