@@ -537,9 +537,9 @@ class Result(Message, frozen=True):
     logprobs: tuple[RowLogprobs, ...] = ()
     failures: tuple[RowFailure, ...] = ()
     forward_ms: float = 0.0
-    """Time of the step on the device, launch to tokens read."""
+    """Time of the forward pass and the draw on the device."""
     idle_ms: float = 0.0
-    """How long the device had waited for this plan."""
+    """Time the device did nothing since its last step ended, its wait for a late draw included; 0 if nothing was live before the plan."""
     mask_ms: float = 0.0
 
 
