@@ -105,6 +105,19 @@ def test_removing_cancels_at_both_and_frees_the_credit_once() -> None:
     assert (admission.requests, admission.waiting_bytes) == (0, 0)
 
 
+def test_an_ended_request_frees_its_credit_while_its_client_still_reads() -> None:
+    core, admission = Core(10_000), Admission(1)
+    one = opened(core, live(admission=admission))
+    core.end(one, End("stop"))
+    assert len(core.settle(one)) == 2
+    assert core.settle(one) == []
+    assert (admission.requests, admission.waiting_bytes, admission.held) == (0, 0, 1)
+    with pytest.raises(ApiError):  # but not our own bound on clients
+        admission.take([1], LOAD)
+    assert core.remove(RID) == []
+    assert admission.held == 0
+
+
 def test_lost_requests_are_opened_again_with_what_is_held() -> None:
     core, one = Core(10_000), live(2)
     opened(core, one)

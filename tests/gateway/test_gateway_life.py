@@ -280,6 +280,17 @@ async def test_a_slow_client_is_cut_and_holds_nobody() -> None:
         assert "[DONE]" not in slow.text
 
 
+async def test_a_finished_request_is_settled_before_its_client_has_read(shared: World) -> None:
+    slow = Caller(shared.service.app, reads=anyio.Event())
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(slow.call, PATH, STREAM)
+        await shared.until(lambda: len(shared.backend.scheduler.cancelled) == 1)
+        assert (shared.gateway.admission.requests, shared.gateway.admission.held) == (0, 1)
+        slow.reads.set()  # type: ignore[union-attr]
+    assert events(slow.text)[-1]["choices"][0]["finish_reason"] == "stop"
+    assert (len(shared.backend.scheduler.cancelled), shared.gateway.admission.held) == (1, 0)
+
+
 async def test_a_client_that_does_not_read_is_cut_soon_after_its_deadline() -> None:
     async with world(quiet(request_timeout_s=0.2)) as made:
         slow = Caller(made.service.app, reads=anyio.Event())

@@ -11,15 +11,16 @@ from .errors import ApiError
 
 @dataclass(slots=True)
 class Ticket:
-    """One admitted request's share. Release it exactly once; `started` when its first token is here."""
+    """One admitted request's share: `started` when its first token is here, `finished` at its end, `release` when its client is gone."""
 
     admission: Admission
     bytes: int
+    ended: bool = False
     released: bool = False
 
     def resize(self, size: int) -> None:
         """The exact number of prompt bytes, once it is known."""
-        if not self.released and self.bytes:
+        if not self.ended and self.bytes:
             self.admission.waiting_bytes += size - self.bytes
             self.bytes = size
 
@@ -28,24 +29,34 @@ class Ticket:
         self.admission.waiting_bytes -= self.bytes
         self.bytes = 0
 
-    def release(self) -> None:
-        """The request is over. Calling it again changes nothing."""
-        if not self.released:
-            self.released = True
+    def finished(self) -> None:
+        """The scheduler is done with it: its credit is free, even if the client still reads. Calling it again changes nothing."""
+        if not self.ended:
+            self.ended = True
             self.started()
             self.admission.requests -= 1
+
+    def release(self) -> None:
+        """The client has everything, or is gone. Calling it again changes nothing."""
+        self.finished()
+        if not self.released:
+            self.released = True
+            self.admission.held -= 1
 
 
 class Admission:
     """Counts what is live here against what the scheduler grants each gateway.
 
     Args:
-        max_live: most live requests of this gateway, whatever the scheduler grants (each has buffers and a task here).
+        max_live: most requests whose clients are still here, whatever the scheduler grants (each has buffers and a task).
     """
 
     def __init__(self, max_live: int) -> None:
         self.max_live = max_live
+        self.held = 0
+        """Requests whose clients are still here."""
         self.requests = 0
+        """Those of them that have not ended."""
         self.waiting_bytes = 0
 
     def take(self, sizes: list[int], load: Load) -> list[Ticket]:
@@ -59,7 +70,8 @@ class Admission:
             ApiError: ``rate_limit_exceeded`` with the time after which to come back.
         """
         retry = (load.retry_after_ms or 1000) / 1000.0
-        if self.requests + len(sizes) > min(self.max_live, load.credit_requests):
+        count = len(sizes)
+        if self.held + count > self.max_live or self.requests + count > load.credit_requests:
             raise ApiError(
                 "rate_limit_exceeded", "Too many requests are being served. Try again later.", retry_after_s=retry
             )
@@ -68,6 +80,7 @@ class Admission:
             raise ApiError(
                 "rate_limit_exceeded", "Too much prompt text is waiting. Try again later.", retry_after_s=retry
             )
-        self.requests += len(sizes)
+        self.held += count
+        self.requests += count
         self.waiting_bytes += sum(sizes)
         return [Ticket(self, size) for size in sizes]

@@ -38,12 +38,21 @@ class Core:
         self.live[live.rid] = live
 
     def remove(self, rid: bytes) -> list[tuple[Role, str, Cancel]]:
-        """Forget a request (finished or given up) and say whom to tell. Calling it again returns nothing."""
+        """Forget a request (its client has everything, or is gone) and say whom to tell. Calling it again returns nothing."""
         live = self.live.pop(rid, None)
         if live is None:
             return []
+        told = self.settle(live)
         live.ticket.release()
-        cancel = Cancel(rid, live.attempt)
+        return told
+
+    def settle(self, live: Live) -> list[tuple[Role, str, Cancel]]:
+        """A request needs nothing more from others: free its credit and say whom to tell, once. Its client may still be reading."""
+        if live.settled:
+            return []
+        live.settled = True
+        live.ticket.finished()
+        cancel = Cancel(live.rid, live.attempt)
         told: list[tuple[Role, str, Cancel]] = []
         if live.scheduler is not None:
             told.append((Role.SCHEDULER, live.scheduler[0], cancel))

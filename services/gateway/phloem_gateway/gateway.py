@@ -190,6 +190,8 @@ class Gateway:
     def _wake(self, lives: Iterable[Live]) -> None:
         for live in lives:
             answer = self._answers[live.rid]
+            if live.ended:
+                self._tell(self.core.settle(live))
             if self.core.over_budget(live):
                 answer.cut_off()
             answer.wake()
@@ -197,6 +199,7 @@ class Gateway:
     def _end(self, answer: Answer, end: End) -> None:
         for live in answer.lives:
             self.core.end(live, end)
+        self._wake(answer.lives)
         answer.wake()
 
     def _tell(self, messages: Iterable[tuple[Role, str, Message]]) -> None:
@@ -258,7 +261,7 @@ class Gateway:
                     "a request could not be opened again: %s", error.code, extra={"request_id": live.rid.hex()[:8]}
                 )
                 self.core.end(live, End("error", code=code, message=error.message))
-                self._answers[live.rid].wake()
+                self._wake([live])
 
     # --- Tasks ------------------------------------------------------------------------------------------------------
 

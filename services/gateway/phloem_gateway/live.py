@@ -49,6 +49,8 @@ class Live:
     opening: bool = True
     lost_again: bool = False
     """Lost while opening: that attempt is void."""
+    settled: bool = False
+    """Scheduler and detokeniser have been told that we are done."""
     unknown: int = 0
     """Reconciles in a row in which the scheduler did not know this attempt."""
     first_token: float | None = None
