@@ -45,6 +45,7 @@ from phloem_tokenizer.streams import Effects, Streams
 LINK_WAIT_S = 1.0  # a request's open may come before our link to its gateway is up
 HAND_BACK_S = 2.0  # of a drain: what is still live then goes back to its gateways
 GOODBYE_S = 1.0
+OVERDUE_CHECK_S = 1.0  # a look at every stream, below a millisecond in all
 MAX_OPENS = 1024  # opens being answered at once; each waits at most LINK_WAIT_S
 MAX_LOST = 1024  # notices to gateways waiting to be sent; beyond it a gateway finds out by its reconcile
 
@@ -110,6 +111,7 @@ class _Running:
                 tasks.start_soon(self._presence.run)
                 tasks.start_soon(self._links.run)
                 tasks.start_soon(self._send_lost)
+                tasks.start_soon(self._drop_overdue)
                 self._presence.set_state("ready")
                 self._ctx.ready(True)
                 await self._ctx.drain.wait()
@@ -181,6 +183,14 @@ class _Running:
         if dropped:
             _log.info("dropped %d streams of gateway %s", dropped, gateway)
         self._note_idle()
+
+    async def _drop_overdue(self) -> None:
+        while True:
+            await anyio.sleep(OVERDUE_CHECK_S)
+            dropped = self._streams.drop_overdue(anyio.current_time())
+            if dropped:
+                _log.warning("dropped %d streams past their deadline: nobody cancelled them", dropped)
+                self._note_idle()
 
     # --- What goes out ---
 

@@ -8,6 +8,7 @@ Life of a stream: `open` -> frames of each child until its end -> `cancel` (the 
     open, lower attempt                     stale
     open, higher attempt                    adopt: the stream is rebuilt from what the gateway holds
     cancel(attempt)                         stream of that attempt or lower is dropped; a tombstone refuses late opens
+    deadline passed, and no cancel came     the stream is dropped: the bus may lose a cancel
     frame of another attempt, unknown rid   ignored and counted
     frame that overlaps what was taken      the new part is taken
     frame that leaves a gap                 the stream is lost: the gateway is told and opens it again
@@ -30,6 +31,7 @@ MAX_STREAMS = 8192  # a stream is a few hundred bytes per child; more live reque
 MAX_CHILDREN = 1024  # choices of one request; the gateway's own limit is lower
 TOMBSTONE_S = 60.0  # longer than an open can be on its way
 MAX_TOMBSTONES = 65_536  # a minute of 1,000 requests a second; beyond it the oldest goes, and a late open may leak
+OVERDUE_S = 5.0  # how long after its deadline a stream waits for the gateway's cancel, which may be on its way
 BUSY_RETRY_MS = 1000
 
 
@@ -40,6 +42,7 @@ class Stream:
     attempt: int
     gateway: str
     choices: list[Choice]
+    until: float  # when it is dropped, cancelled or not
 
 
 @dataclass(slots=True)
@@ -91,7 +94,8 @@ class Streams:
             return Effects()
         if known is None and len(self._streams) >= self._max_streams:
             raise Refused("busy", f"{self._max_streams} streams are open", retry_after_ms=BUSY_RETRY_MS)
-        stream = Stream(request.attempt, request.gateway, self._choices(request))
+        until = now + request.deadline_ms / 1000 + OVERDUE_S if request.deadline_ms > 0 else float("inf")
+        stream = Stream(request.attempt, request.gateway, self._choices(request), until)
         self._streams[request.rid] = stream
         effects = Effects()
         for child, choice in enumerate(stream.choices):
@@ -108,6 +112,13 @@ class Streams:
         self._tombstones[message.rid] = (max(message.attempt, former), now + TOMBSTONE_S)
         if len(self._tombstones) > MAX_TOMBSTONES:
             del self._tombstones[next(iter(self._tombstones))]
+
+    def drop_overdue(self, now: float) -> int:
+        """Forget streams that their gateway should have cancelled long ago. How many there were."""
+        rids = [rid for rid, stream in self._streams.items() if stream.until <= now]
+        for rid in rids:
+            del self._streams[rid]
+        return len(rids)
 
     def drop_gateway(self, gateway: str) -> int:
         """A gateway is gone, or its link is: forget its streams (a living one opens them again). How many there were."""
