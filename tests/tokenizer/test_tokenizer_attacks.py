@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from phloem_model.files import ModelFiles
+from phloem_model import ModelFiles
 from phloem_proto.messages import OpenStream
+from phloem_tokenizer import streams as stream_module
 from phloem_tokenizer.streams import OVERDUE_S, Streams
 from phloem_tokenizer.vocab import Vocabulary
-from tests.tokenizer import test_tokenizer_service as running
-from tests.tokenizer.test_tokenizer_service import anyio_backend as anyio_backend
+from tests.tokenizer.test_tokenizer_service import RID, until, world
 
-RID, OTHER = b"r" * 16, b"o" * 16
+OTHER = b"o" * 16
 
 
 @pytest.fixture
@@ -35,8 +35,10 @@ def test_a_later_attempt_brings_its_own_deadline(streams: Streams) -> None:
 
 
 @pytest.mark.anyio
-async def test_the_service_drops_them_by_itself(tiny: ModelFiles) -> None:
-    async with running.world(tiny) as there:
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_the_service_drops_them_by_itself(tiny: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_module, "OVERDUE_S", 0.0)
+    async with world(tiny) as there:
         assert (await there.open(deadline_ms=1)).error is None
         assert there.streams() == 1
-        await running.until(lambda: there.streams() == 0)
+        await until(lambda: there.streams() == 0)
