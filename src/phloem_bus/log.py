@@ -16,6 +16,11 @@ _COLOURS = {logging.DEBUG: "2", logging.WARNING: "33", logging.ERROR: "31", logg
 _KNOWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message", "request_id"}
 
 
+def about(rid: bytes) -> dict[str, str]:
+    """The ``extra`` of a record about a request: its id inside, the first 8 hex digits of ``rid``, which the gateway maps to the client's."""
+    return {"request_id": rid[:4].hex()}
+
+
 def _extras(record: logging.LogRecord) -> dict[str, Any]:
     """What the caller passed as ``extra``, apart from the request id."""
     return {key: value for key, value in sorted(vars(record).items()) if key not in _KNOWN}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from phloem_gateway.config import GatewayConfig
 
 from .grpc_client import Client
+from .openai_schemas import relaxed
 from .world import World, world
 
 
@@ -37,3 +39,9 @@ async def client(_shared_world: World) -> AsyncIterator[Client]:
     made = await Client.connect(_shared_world.service.grpc_port)
     yield made
     await made.close()
+
+
+@pytest.fixture(scope="session")
+def schemas() -> dict[str, Any]:
+    """OpenAI's description of replies."""
+    return relaxed()

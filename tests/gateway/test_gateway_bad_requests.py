@@ -13,7 +13,8 @@ from phloem_proto.v1 import phloem_pb2 as pb
 
 from .backend import CONTEXT, MODEL, VOCAB, Script
 from .bad_requests import CHATS, COMPLETION, COMPLETIONS, GENERATES, USER, Bad
-from .grpc_client import Client, trailing
+from .grpc_client import SERVICE, Client, trailing
+from .openai_schemas import check
 from .world import Caller, World
 
 pytestmark = pytest.mark.anyio
@@ -24,7 +25,7 @@ TABLE += [("/generate", bad) for bad in GENERATES]
 
 
 @pytest.mark.parametrize(("path", "bad"), TABLE, ids=[f"{path}: {bad.name}" for path, bad in TABLE])
-async def test_bad_request_over_http(shared: World, path: str, bad: Bad) -> None:
+async def test_bad_request_over_http(shared: World, schemas: dict[str, Any], path: str, bad: Bad) -> None:
     content = bad.body if isinstance(bad.body, bytes) else json.dumps(bad.body).encode()
     async with shared.client() as client:
         response = await client.post(path, content=content, headers={"content-type": "application/json"})
@@ -32,6 +33,7 @@ async def test_bad_request_over_http(shared: World, path: str, bad: Bad) -> None
     assert (response.status_code, error["code"], error["param"]) == (bad.status, bad.code, bad.param), error["message"]
     assert error["message"].strip()
     assert error["type"] == "invalid_request_error"
+    check(schemas, "ErrorResponse", response.json())
     if bad.code == "context_length_exceeded":
         assert str(CONTEXT) in error["message"] or str(CONTEXT - 1) in error["message"]
     assert "Traceback" not in response.text
@@ -50,6 +52,12 @@ def chat(*messages: tuple[str, str]) -> pb.GenerateRequest:
 
 def ids(*tokens: int) -> pb.GenerateRequest:
     return pb.GenerateRequest(token_ids=pb.TokenIds(ids=tokens))
+
+
+def template(variables: str) -> pb.GenerateRequest:
+    request = chat(("user", "x"))
+    request.chat.template_kwargs_json = variables
+    return request
 
 
 INVALID, NOT_FOUND = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
@@ -87,6 +95,18 @@ GRPC_TABLE: list[tuple[str, pb.GenerateRequest, grpc.StatusCode, str, str]] = [
     ("long salt", pb.GenerateRequest(text="hi", cache_salt="x" * 300), INVALID, "invalid_value", "cache_salt"),
     ("request id", pb.GenerateRequest(text="hi", request_id="x" * 200), INVALID, "invalid_value", "request_id"),
     ("schema no JSON", pb.GenerateRequest(text="hi", json_schema="{"), INVALID, "invalid_value", "json_schema"),
+    ("long stop", sampling(stop=["x" * 2000]), INVALID, "invalid_value", "sampling.stop[0]"),
+    ("too many stop ids", sampling(stop_token_ids=[1] * 200), INVALID, "invalid_value", "sampling.stop_token_ids"),
+    ("min_tokens negative", sampling(min_tokens=-1), INVALID, "invalid_value", "sampling.min_tokens"),
+    ("temperature negative", sampling(temperature=-0.5), INVALID, "invalid_value", "sampling.temperature"),
+    ("temperature infinite", sampling(temperature=float("inf")), INVALID, "invalid_value", "sampling.temperature"),
+    ("top_p over 1", sampling(top_p=1.5), INVALID, "invalid_value", "sampling.top_p"),
+    ("min_p NaN", sampling(min_p=float("nan")), INVALID, "invalid_value", "sampling.min_p"),
+    ("n negative", sampling(n=-1), INVALID, "invalid_value", "sampling.n"),
+    ("template_kwargs no JSON", template("{"), INVALID, "invalid_value", "chat.template_kwargs_json"),
+    ("template_kwargs a list", template("[]"), INVALID, "invalid_value", "chat.template_kwargs_json"),
+    ("second message", chat(("user", "x"), ("wizard", "x")), INVALID, "invalid_value", "chat.messages[1].role"),
+    ("empty id", pb.GenerateRequest(text="hi", request_id=""), INVALID, "invalid_value", "request_id"),
     ("schema a list", pb.GenerateRequest(text="hi", json_schema="[]"), INVALID, "invalid_type", "json_schema"),
 ]
 
@@ -197,6 +217,48 @@ async def test_an_invalid_grammar_is_a_400_that_names_the_field(shared: World, c
             error = response.json()["error"]
             assert (response.status_code, error["code"], error["param"]) == (400, code, param)
             assert error["message"] == "unbalanced ( at 3"
+
+
+@pytest.mark.parametrize("field", ["regex", "json_schema", "json_object"])
+async def test_an_invalid_grammar_over_grpc(shared: World, client: Client, field: str) -> None:
+    shared.backend.scheduler.script = Script(end=End("error", code="grammar_invalid", message="unbalanced ( at 3"))
+    grammar: dict[str, Any] = {field: {"regex": "a(", "json_schema": "{}", "json_object": True}[field]}
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await client.generate(pb.GenerateRequest(text="hi", **grammar))
+    told = trailing(raised.value)
+    assert (raised.value.code(), raised.value.details()) == (INVALID, "unbalanced ( at 3")
+    assert (told["phloem-error-code"], told["phloem-error-param"]) == ("grammar_invalid", field)
+
+
+UNARY: list[tuple[str, Any, str, grpc.StatusCode]] = [
+    ("Tokenize", pb.TokenizeRequest(), "input", INVALID),
+    ("Tokenize", pb.TokenizeRequest(text="x", model="gpt-4"), "model", NOT_FOUND),
+    ("Tokenize", pb.TokenizeRequest(chat=pb.Chat()), "chat.messages", INVALID),
+    ("Detokenize", pb.DetokenizeRequest(token_ids=[1, VOCAB]), "token_ids[1]", INVALID),
+    ("Detokenize", pb.DetokenizeRequest(model="gpt-4"), "model", NOT_FOUND),
+    ("FlushCache", pb.FlushCacheRequest(timeout_seconds=-1), "timeout_seconds", INVALID),
+    ("FlushCache", pb.FlushCacheRequest(timeout_seconds=1e9), "timeout_seconds", INVALID),
+]
+
+
+@pytest.mark.parametrize(("method", "request_", "param", "status"), UNARY)
+async def test_bad_unary_requests_over_grpc(
+    shared: World, client: Client, method: str, request_: Any, param: str, status: grpc.StatusCode
+) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await client.method(method)(request_)
+    assert (raised.value.code(), trailing(raised.value)["phloem-error-param"]) == (status, param)
+
+
+async def test_bytes_that_are_no_message_and_messages_too_large(shared: World, client: Client) -> None:
+    path = f"/{SERVICE}/Generate"
+    broken = client.channel.unary_stream(path, request_serializer=None, response_deserializer=None)
+    for body, status in ((b"\xff" * 9, INVALID), (b"x" * 200_000, grpc.StatusCode.RESOURCE_EXHAUSTED)):
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await broken(body).read()
+        assert raised.value.code() == status
+        assert "Error parsing" not in (raised.value.details() or "")
+    assert shared.backend.scheduler.opened == []
 
 
 async def test_an_unexpected_error_shows_nothing(shared: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,15 +28,23 @@ class Answer:
     Args:
         owner, request_id: whose call it is, for aborts and logs.
         deadline: clock time.
+        logged_as: the id under which log lines speak of it.
     """
 
     def __init__(
-        self, gateway: Gateway, generations: tuple[Generation, ...], owner: str, request_id: str, deadline: float
+        self,
+        gateway: Gateway,
+        generations: tuple[Generation, ...],
+        owner: str,
+        request_id: str,
+        deadline: float,
+        logged_as: str,
     ) -> None:
         self._gateway = gateway
         self.generations = generations
         self.owner = owner
         self.request_id = request_id
+        self.logged_as = logged_as
         self.arrival = anyio.current_time()
         self.deadline = deadline
         self.scope = anyio.CancelScope(deadline=deadline + GRACE_S)

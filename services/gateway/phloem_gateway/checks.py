@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from . import limits
 from .errors import ApiError
 from .request import Sampling
+
+_REQUEST_ID = re.compile(rf"[A-Za-z0-9._:/+=-]{{1,{limits.MAX_REQUEST_ID_CHARS}}}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,11 @@ class Wishes:
     def name(self, key: str) -> str:
         """The client's word for a field."""
         return self.names.get(key, key)
+
+
+def is_request_id(text: str) -> bool:
+    """Whether a client's ``x-request-id`` can stand in headers and log lines as it is; another is replaced."""
+    return _REQUEST_ID.fullmatch(text) is not None
 
 
 def invalid(param: str, expected: str, got: object = None) -> ApiError:

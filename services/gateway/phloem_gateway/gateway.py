@@ -12,6 +12,7 @@ from anyio.abc import TaskGroup
 
 from phloem_bus.errors import BusError
 from phloem_bus.link import Link
+from phloem_bus.log import about
 from phloem_bus.presence import Peer, Presence
 from phloem_proto.messages import End, LiveReply, Lost, Message, SamplingParams, Text
 from phloem_proto.messages import Live as LiveMessage
@@ -70,12 +71,21 @@ class Gateway:
     # --- For the edges ----------------------------------------------------------------------------------------------
 
     def answer(
-        self, generations: tuple[Generation, ...], owner: str, request_id: str, timeout_s: float | None = None
+        self,
+        generations: tuple[Generation, ...],
+        owner: str,
+        request_id: str,
+        timeout_s: float | None = None,
+        *,
+        logged_as: str = "",
     ) -> Answer:
-        """A client's call; see `Answer` for how to use it. ``timeout_s`` can only shorten the configured deadline."""
+        """A client's call; see `Answer` for how to use it. ``timeout_s`` can only shorten the configured deadline.
+
+        ``logged_as``: the id that log lines show, if that is not ``request_id``.
+        """
         limit = self.config.request_timeout_s
         wait = limit if timeout_s is None else min(limit, timeout_s)
-        return Answer(self, generations, owner, request_id, anyio.current_time() + wait)
+        return Answer(self, generations, owner, request_id, anyio.current_time() + wait, logged_as or request_id)
 
     @property
     def facts(self) -> ModelFacts:
@@ -161,6 +171,7 @@ class Gateway:
         answer.lives.append(live)
         self._answers[live.rid] = answer
         self.core.add(live)
+        self._log(live, logging.INFO, "enters with %d prompt tokens", len(ids) // 4)
         self.metrics.live.set(len(self.core.live))
 
     async def _open_all(self, answer: Answer, tokenizer: str) -> None:
@@ -221,6 +232,12 @@ class Gateway:
         else:
             metrics.cancelled.labels("slow_client" if answer.cut else "client_gone").inc()
 
+    def _log(self, live: Live, level: int, text: str, *values: object) -> None:
+        """A record under the client's request id, with the id that other services' records about it carry."""
+        known = self._answers.get(live.rid)
+        extra = {"request_id": known.logged_as if known else "", "inside": about(live.rid)["request_id"]}
+        _log.log(level, text, *values, extra=extra)
+
     # --- Recovery ---------------------------------------------------------------------------------------------------
 
     def on_lost(self, message: Lost) -> None:
@@ -246,6 +263,7 @@ class Gateway:
     def _reopen(self, lives: Iterable[Live]) -> None:
         for live in lives:
             assert self._tasks is not None
+            self._log(live, logging.INFO, "attempt %d is lost; opening again", live.attempt)
             self._tasks.start_soon(self._open_again, live)
 
     async def _open_again(self, live: Live) -> None:
@@ -257,9 +275,7 @@ class Gateway:
                 code = {"service_unavailable": "unavailable", "deadline_exceeded": "deadline"}.get(
                     error.code, "internal"
                 )
-                _log.warning(
-                    "a request could not be opened again: %s", error.code, extra={"request_id": live.rid.hex()[:8]}
-                )
+                self._log(live, logging.WARNING, "could not be opened again: %s", error.code)
                 self.core.end(live, End("error", code=code, message=error.message))
                 self._wake([live])
 

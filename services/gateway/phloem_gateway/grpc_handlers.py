@@ -7,7 +7,7 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import anyio
 import grpc
@@ -23,6 +23,7 @@ from .answer import Answer, failure
 from .auth import Keys
 from .errors import ApiError, internal
 from .gateway import Gateway
+from .grpc_wire import readable
 from .http_native import MAX_FLUSH_S, flush
 from .limits import MAX_REQUEST_ID_CHARS
 from .parse_openai import known_model
@@ -30,30 +31,43 @@ from .serving import SlowClient
 
 Request = TypeVar("Request")
 Context = grpc.aio.ServicerContext[Any, Any]
-Method = Callable[["Servicer", Any, Context, str], Awaitable[Any]]
+Method = Callable[["Servicer", Any, Context, "Caller"], Awaitable[Any]]
 
 ABORT_S = 2.0
 """How long a status may wait behind what a client has not read."""
+_TOO_SLOW = "The client did not read its output fast enough."
 _log = logging.getLogger("phloem.gateway.grpc")
 
 
+class Caller(NamedTuple):
+    """Who calls (see `Keys.owner`) and the id of the call."""
+
+    owner: str
+    request_id: str
+
+
 def guarded(method: Method) -> Callable[[Servicer, Any, Context], Awaitable[Any]]:
-    """Check the key, turn errors into status codes, write the log line. ``method`` also gets the caller's owner."""
+    """Check the key, turn errors into status codes, write the log line. ``method`` also gets the caller.
+
+    Every reply's trailing metadata holds ``x-request-id``: the request's own ``request_id``, the caller's metadata of that name,
+    or one drawn here.
+    """
 
     @functools.wraps(method)
     async def wrapper(self: Servicer, request: Any, context: Context) -> Any:
         begun, outcome = time.perf_counter(), "OK"
-        ident = _metadata(context, "x-request-id") or getattr(request, "request_id", "")
-        context_id = ident if 0 < len(ident) <= MAX_REQUEST_ID_CHARS and ident.isprintable() else self.draw_id()
+        context_id = self.call_id(getattr(request, "request_id", ""), _metadata(context, "x-request-id"))
+        context.set_trailing_metadata((("x-request-id", context_id),))
         try:
             owner = self.keys.owner(_metadata(context, "authorization"))
-            return await method(self, request, context, owner)
+            readable(request)
+            return await method(self, request, context, Caller(owner, context_id))
         except ApiError as error:
             outcome = error.grpc_status
-            await _abort(context, error)
+            await _abort(context, error, context_id)
         except SlowClient:
             outcome = "RESOURCE_EXHAUSTED"
-            await _abort(context, ApiError("rate_limit_exceeded", "The client did not read its output fast enough."))
+            await _abort(context, ApiError("rate_limit_exceeded", _TOO_SLOW), context_id)
         except anyio.get_cancelled_exc_class():
             outcome = "CANCELLED"
             raise
@@ -62,7 +76,7 @@ def guarded(method: Method) -> Callable[[Servicer, Any, Context], Awaitable[Any]
                 raise
             outcome = "INTERNAL"
             _log.exception("unexpected error", extra={"request_id": context_id})
-            await _abort(context, internal())
+            await _abort(context, internal(), context_id)
         finally:
             name = method.__name__
             self.gateway.metrics.responses.labels(f"grpc:{name}", outcome).inc()
@@ -72,6 +86,11 @@ def guarded(method: Method) -> Callable[[Servicer, Any, Context], Awaitable[Any]
     return wrapper
 
 
+def is_own_id(text: str) -> bool:
+    """Whether ``text`` can be a request's own id."""
+    return 0 < len(text) <= MAX_REQUEST_ID_CHARS and text.isascii() and text.isprintable()
+
+
 def _metadata(context: Context, name: str) -> str:
     for key, value in context.invocation_metadata() or ():
         if key == name:
@@ -79,9 +98,9 @@ def _metadata(context: Context, name: str) -> str:
     return ""
 
 
-async def _abort(context: Context, error: ApiError) -> NoReturn:
+async def _abort(context: Context, error: ApiError, request_id: str) -> NoReturn:
     """End the call with ``error``'s status; code, field and retry time go into the trailing metadata."""
-    trailing = [("phloem-error-code", error.code)]
+    trailing = [("x-request-id", request_id), ("phloem-error-code", error.code)]
     if error.param is not None:
         trailing.append(("phloem-error-param", error.param.encode("ascii", "replace").decode()))
     if error.retry_after is not None:
@@ -103,35 +122,35 @@ class Servicer(phloem_pb2_grpc.PhloemServicer):
         self.keys = keys
         self._rng = rng
 
-    def draw_id(self) -> str:
-        """A request id for a client that gave none."""
-        return f"req-{self._rng.randbytes(12).hex()}"
+    def call_id(self, own: str, told: str) -> str:
+        """The first of a request's own id and its caller's metadata that is usable, else one drawn."""
+        if is_own_id(own):
+            return own
+        return told if checks.is_request_id(told) else f"req-{self._rng.randbytes(12).hex()}"
 
     @guarded
-    async def Generate(self, request: pb.GenerateRequest, context: Context, owner: str) -> None:
+    async def Generate(self, request: pb.GenerateRequest, context: Context, caller: Caller) -> None:
         gateway = self.gateway
         wanted = grpc_convert.generation(request, gateway.facts, max_choices=gateway.config.max_choices)
-        ident = self._ident(request, owner)
-        async with gateway.answer((wanted,), owner, ident, context.time_remaining()) as answer:
+        self._check_id(request, caller.owner)
+        async with gateway.answer((wanted,), *caller, context.time_remaining()) as answer:
             await answer.start()
             with answer.scope:
-                await context.send_initial_metadata((("x-request-id", ident),))
-                await _stream(answer, context, ident)
+                await context.send_initial_metadata((("x-request-id", caller.request_id),))
+                await _stream(answer, context, caller.request_id)
             if answer.scope.cancelled_caught:
                 raise SlowClient
 
-    def _ident(self, request: pb.GenerateRequest, owner: str) -> str:
+    def _check_id(self, request: pb.GenerateRequest, owner: str) -> None:
         if not request.HasField("request_id"):
-            return self.draw_id()
-        ident = request.request_id
-        if not (0 < len(ident) <= MAX_REQUEST_ID_CHARS and ident.isascii() and ident.isprintable()):
+            return
+        if not is_own_id(request.request_id):
             raise checks.invalid("request_id", f"1 to {MAX_REQUEST_ID_CHARS} printable ASCII characters")
-        if self.gateway.has_call(owner, ident):
+        if self.gateway.has_call(owner, request.request_id):
             raise ApiError("duplicate_request_id", "A request with this id is live.", param="request_id")
-        return ident
 
     @guarded
-    async def Tokenize(self, request: pb.TokenizeRequest, context: Context, owner: str) -> pb.TokenizeResponse:
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Context, caller: Caller) -> pb.TokenizeResponse:
         known_model(request.model if request.HasField("model") else None, self.gateway.facts)
         kind = request.WhichOneof("input")
         if kind is None:
@@ -147,7 +166,9 @@ class Servicer(phloem_pb2_grpc.PhloemServicer):
         return pb.TokenizeResponse(token_ids=unpack_ids(ids[0]))
 
     @guarded
-    async def Detokenize(self, request: pb.DetokenizeRequest, context: Context, owner: str) -> pb.DetokenizeResponse:
+    async def Detokenize(
+        self, request: pb.DetokenizeRequest, context: Context, caller: Caller
+    ) -> pb.DetokenizeResponse:
         facts = self.gateway.facts
         known_model(request.model if request.HasField("model") else None, facts)
         packed = pack_ids(checks.token_ids("token_ids", list(request.token_ids), facts))
@@ -157,12 +178,12 @@ class Servicer(phloem_pb2_grpc.PhloemServicer):
         return pb.DetokenizeResponse(text=texts[0])
 
     @guarded
-    async def Abort(self, request: pb.AbortRequest, context: Context, owner: str) -> pb.AbortResponse:
-        return pb.AbortResponse(aborted=sum(self.gateway.abort(owner, ident) for ident in request.request_ids))
+    async def Abort(self, request: pb.AbortRequest, context: Context, caller: Caller) -> pb.AbortResponse:
+        return pb.AbortResponse(aborted=sum(self.gateway.abort(caller.owner, ident) for ident in request.request_ids))
 
     @guarded
     async def GetModelInfo(
-        self, request: pb.GetModelInfoRequest, context: Context, owner: str
+        self, request: pb.GetModelInfoRequest, context: Context, caller: Caller
     ) -> pb.GetModelInfoResponse:
         facts = self.gateway.facts
         leader = self.gateway.backends.leader()
@@ -177,7 +198,7 @@ class Servicer(phloem_pb2_grpc.PhloemServicer):
         )
 
     @guarded
-    async def GetLoads(self, request: pb.GetLoadsRequest, context: Context, owner: str) -> pb.GetLoadsResponse:
+    async def GetLoads(self, request: pb.GetLoadsRequest, context: Context, caller: Caller) -> pb.GetLoadsResponse:
         shown = [
             pb.SchedulerLoad(
                 instance=peer.instance,
@@ -196,7 +217,9 @@ class Servicer(phloem_pb2_grpc.PhloemServicer):
         return pb.GetLoadsResponse(schedulers=shown, gateway_live_requests=len(self.gateway.core.live))
 
     @guarded
-    async def FlushCache(self, request: pb.FlushCacheRequest, context: Context, owner: str) -> pb.FlushCacheResponse:
+    async def FlushCache(
+        self, request: pb.FlushCacheRequest, context: Context, caller: Caller
+    ) -> pb.FlushCacheResponse:
         timeout_s = checks.within("timeout_seconds", request.timeout_seconds, 0.0, MAX_FLUSH_S, 0.0)
         return pb.FlushCacheResponse(flushed_pages=await flush(self.gateway, timeout_s))
 

@@ -16,6 +16,7 @@ from .auth import Keys
 from .config import GatewayConfig
 from .gateway import Gateway
 from .grpc_handlers import Servicer
+from .grpc_wire import LenientReader
 
 SERVICE: str = phloem_pb2.DESCRIPTOR.services_by_name["Phloem"].full_name
 LIVENESS = "phloem.v1.Liveness"
@@ -35,7 +36,9 @@ class GrpcServer:
         self._drain_s = drain_s
         self._stop = anyio.Event()
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
-        self._server = aio.server(options=_options(config), maximum_concurrent_rpcs=config.max_live)
+        self._server = aio.server(
+            interceptors=(LenientReader(SERVICE),), options=_options(config), maximum_concurrent_rpcs=config.max_live
+        )
         phloem_pb2_grpc.add_PhloemServicer_to_server(Servicer(gateway, keys, rng), self._server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)

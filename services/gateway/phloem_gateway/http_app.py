@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import random
-import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -19,20 +18,19 @@ from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .auth import ANYONE, Keys
+from .checks import is_request_id
 from .decode import to_json
 from .errors import ApiError, internal
 from .exchange import ClientGone, Exchange
 from .gateway import Gateway
 from .http_native import Native
 from .http_openai import OpenAI
-from .limits import MAX_REQUEST_ID_CHARS
 from .serving import SlowClient
 
 Handler = Callable[[Exchange], Awaitable[None]]
 
 OPEN_PATHS = ("/health", "/live")
 """Served without a key."""
-_SANE = re.compile(rf"[A-Za-z0-9._:/+=-]{{1,{MAX_REQUEST_ID_CHARS}}}")
 _log = logging.getLogger("phloem.gateway.http")
 
 
@@ -187,7 +185,7 @@ class RequestIds:
         if scope["type"] != "http":
             return
         given = Headers(scope=scope).get("x-request-id", "")
-        ident = given if _SANE.fullmatch(given) else f"req-{self._rng.randbytes(12).hex()}"
+        ident = given if is_request_id(given) else f"req-{self._rng.randbytes(12).hex()}"
         scope["state"] = {**scope.get("state", {}), "request_id": ident}
 
         async def tell(message: Message) -> None:

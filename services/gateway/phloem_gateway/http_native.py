@@ -41,7 +41,8 @@ class Native:
 
     async def _serve(self, exchange: Exchange, call: NativeCall) -> None:
         ident = exchange.request_id if call.batch or call.rids[0] is None else call.rids[0]
-        async with self._gateway.answer(call.generations, exchange.owner, ident) as answer:
+        called = self._gateway.answer(call.generations, exchange.owner, ident, logged_as=exchange.request_id)
+        async with called as answer:
             await answer.start()
             reply = NativeReply(call, exchange.request_id)
             with answer.scope:

@@ -13,6 +13,7 @@ from anyio.abc import TaskGroup
 
 from phloem_bus.errors import LinkClosed, PayloadTooLarge
 from phloem_bus.link import Link, Links
+from phloem_bus.log import about
 from phloem_bus.node import Node, Received
 from phloem_bus.presence import Peer, Presence
 from phloem_proto.messages import (
@@ -123,11 +124,14 @@ class Desk:
                     self._send_output(action)
                 case Reply(ticket, message):
                     assert isinstance(ticket, Received)
+                    _note(message)
                     self.answers.reply(ticket, message)
                 case AskCompile(spec):
                     assert self._tasks is not None
                     self._tasks.start_soon(self._compile, spec)
                 case SendLost(gateway, rids, reason):
+                    for rid in rids:
+                        _log.info("handed back to gateway %s: %s", gateway, reason, extra=about(rid))
                     self.answers.lost(gateway, Lost(rids, reason))
                 case NewSession(worker, reason):
                     _log.warning("worker %s starts anew: %s", worker, reason)
@@ -153,7 +157,8 @@ class Desk:
         except LinkClosed:
             pass
         except PayloadTooLarge as error:
-            _log.warning("output can't be sent: %s", error)
+            for rid in dict.fromkeys(frame.rid for frame in action.output.frames):
+                _log.warning("output can't be sent: %s", error, extra=about(rid))
             self.core.undeliverable(action.output)
             self._wake.set()
 
@@ -207,6 +212,7 @@ class Desk:
 
     def _on_cancel(self, received: Received[Cancel]) -> None:
         if self.leading:
+            _log.debug("let go by its gateway", extra=about(received.message.rid))
             self.core.cancel(received.message, anyio.current_time())
             self._wake.set()
 
@@ -228,3 +234,13 @@ class Desk:
     def _on_gateway_gone(self, peer: Peer) -> None:
         self.core.gateway_gone(peer.instance, anyio.current_time())
         self._wake.set()
+
+
+def _note(message: OpenReply | FlushReply) -> None:
+    """A log line for the answer to an `open`."""
+    if not isinstance(message, OpenReply):
+        return
+    if message.error is None:
+        _log.debug("attempt %d is taken", message.attempt, extra=about(message.rid))
+    else:
+        _log.info("attempt %d is refused: %s", message.attempt, message.error.message, extra=about(message.rid))

@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from phloem_bus.errors import BusError, ConfigError, LinkClosed
 from phloem_bus.link import Link, Links
+from phloem_bus.log import about
 from phloem_bus.node import Node, Received
 from phloem_bus.presence import Peer, Presence
 from phloem_bus.service import ServiceContext
@@ -151,7 +152,14 @@ class _Running:
         return ErrorInfo("draining", "this tokenizer is shutting down") if self._draining else None
 
     async def _open(self, received: Received[OpenStream]) -> OpenReply:
-        request = received.message
+        reply = await self._opened(received.message)
+        if reply.error is None:
+            _log.debug("attempt %d is taken", reply.attempt, extra=about(reply.rid))
+        else:
+            _log.info("attempt %d is refused: %s", reply.attempt, reply.error.message, extra=about(reply.rid))
+        return reply
+
+    async def _opened(self, request: OpenStream) -> OpenReply:
         if self._draining:
             error = ErrorInfo("draining", "this tokenizer is shutting down")
             return OpenReply(request.rid, request.attempt, error)
@@ -166,6 +174,7 @@ class _Running:
         return OpenReply(request.rid, request.attempt)
 
     def _cancel(self, received: Received[Cancel]) -> None:
+        _log.debug("let go by its gateway", extra=about(received.message.rid))
         self._streams.cancel(received.message, anyio.current_time())
         self._note_idle()
 
@@ -201,6 +210,8 @@ class _Running:
 
     def _tell_lost(self, lost: Mapping[str, Iterable[bytes]], reason: str) -> None:
         for gateway, rids in lost.items():
+            for rid in rids:
+                _log.info("handed back to gateway %s: %s", gateway, reason, extra=about(rid))
             try:
                 self._lost_out.send_nowait((gateway, Lost(tuple(rids), reason)))
             except anyio.WouldBlock:
@@ -225,7 +236,8 @@ class _Running:
             await self._idle.wait()
         lost = self._streams.hand_back()
         for gateway, rids in lost.items():
-            _log.info("handing %d requests back to gateway %s", len(rids), gateway)
+            for rid in rids:
+                _log.info("handed back to gateway %s: shutting down", gateway, extra=about(rid))
             try:
                 await self._node.send(Role.GATEWAY, gateway, Lost(tuple(rids), "the tokenizer shuts down"))
             except BusError as error:
