@@ -62,6 +62,32 @@ async def test_unset_fields_take_their_defaults_and_zero_is_zero(shared: World, 
     assert (second.grammar.kind, second.salt, second.priority) == ("json_object", "s", -2)
 
 
+async def test_every_parameter_means_what_it_means_over_http(shared: World, client: Client) -> None:
+    numbers: dict[str, Any] = {
+        "max_tokens": 7, "temperature": 0.5, "top_p": 0.9, "top_k": 40, "min_p": 0.1, "frequency_penalty": 0.1, "presence_penalty": -0.2,
+        "repetition_penalty": 1.1, "min_tokens": 2, "ignore_eos": True, "seed": -42, "n": 2, "skip_special_tokens": False,
+        "include_stop_str_in_output": True, "stop": ["x", "yy"], "stop_token_ids": [3],
+    }  # fmt: skip
+    common: dict[str, Any] = {"regex": "a+", "cache_salt": "tenant", "priority": 3}
+    body = {"model": MODEL, "prompt": "hey", "logprobs": 2, "logit_bias": {"5": -100, "7": 1.5}} | numbers | common
+    assert (await shared.post("/v1/completions", body)).status_code == 200
+    request = client.message("GenerateRequest", text="hey", logprobs=2, **common)
+    for name, value in numbers.items():
+        if isinstance(value, list):
+            getattr(request.sampling, name).extend(value)
+        else:
+            setattr(request.sampling, name, value)
+    request.sampling.logit_bias.update({5: -100.0, 7: 1.5})
+    await client.generate(request)
+    shown = [
+        (order.params, order.seed, order.n, order.grammar, order.salt, order.priority, order.ids)
+        for order in shared.backend.scheduler.opened
+    ]
+    assert shown[0] == shown[1]
+    streams = [(x.stop, x.include_stop, x.skip_special_tokens, x.logprobs) for x in shared.backend.tokenizer.opened]
+    assert streams[0] == streams[1]
+
+
 async def test_chat_and_token_ids(shared: World, client: Client) -> None:
     request = client.message("GenerateRequest")
     message = request.chat.messages.add()

@@ -171,7 +171,7 @@ class Gateway:
         answer.lives.append(live)
         self._answers[live.rid] = answer
         self.core.add(live)
-        self._log(live, logging.INFO, "enters with %d prompt tokens", len(ids) // 4)
+        self._log(live, logging.INFO, "enters; prompt tokens: %d", len(ids) // 4)
         self.metrics.live.set(len(self.core.live))
 
     async def _open_all(self, answer: Answer, tokenizer: str) -> None:
