@@ -225,12 +225,13 @@ class NatsBus:
                 pass
             if self.connected and not self._lost.is_set():
                 continue
-            if self._max_payload:
+            had_one = self._max_payload > 0  # else the first attempt failed, and we were not to wait
+            if had_one:
                 _log.warning("lost the connection to NATS at %s", self._options.url)
-                self.reconnections += 1
             self._ready = False
             await self._discard()
             await self._open(lambda reason: _log.debug("NATS: %s", reason), final=())
+            self.reconnections += had_one
             _log.info("connected to NATS at %s", self._options.url)
 
     async def _open(
