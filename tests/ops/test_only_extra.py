@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,8 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+
+from tests.ports import free_port
 
 from .only_extra import closure, write_site
 
@@ -30,13 +31,6 @@ EXTRAS = {
     "pull": "tokenizer",
 }
 DEADLINE_S = 90.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def test_only_the_worker_needs_torch() -> None:
