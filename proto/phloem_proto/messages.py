@@ -375,6 +375,8 @@ class Open(Message, frozen=True):
     """Since the client's request arrived."""
     cached_tokens: int = -1
     """What the first attempt reported; -1 = this is the first."""
+    extra: str = ""
+    """The other half of the cache namespace (``extra_key``)."""
 
 
 class OpenReply(Message, frozen=True):
@@ -429,6 +431,187 @@ class FlushReply(Message, frozen=True):
 
     flushed_pages: int = 0
     error: ErrorInfo | None = None
+
+
+class Pin(Message, frozen=True):
+    """Keep the cached prefix of these tokens resident until the lease ends (a call). Reply: `PinReply`.
+
+    An (owner, id) that is known is renewed: it keeps its prefix, ``ids`` may be empty, and only its end moves. The prefix is what the tree
+    holds now: whole pages of ``ids``. A lease also ends with its gateway, and when the worker that holds the pages goes.
+    """
+
+    owner: str
+    """Whose lease it is: the scope of ``pin`` and of the limits. Never shown to another owner."""
+    pin: str
+    """Its id."""
+    gateway: str
+    """Instance that speaks for the owner."""
+    ttl_ms: int
+    ids: bytes = b""
+    salt: str = ""
+    extra: str = ""
+
+
+class Unpin(Message, frozen=True):
+    """End a lease (a call). Reply: `PinReply`, with what it was or ``not_found``."""
+
+    owner: str
+    pin: str
+
+
+class Pins(Message, frozen=True):
+    """Which leases has this owner? (a call) Reply: `PinsReply`."""
+
+    owner: str
+
+
+class PinInfo(Part, frozen=True):
+    """One lease."""
+
+    pin: str
+    tokens: int
+    """Tokens kept: whole pages."""
+    worker: str
+    """Instance that holds them."""
+    ttl_ms: int
+    """What is left."""
+
+
+class PinReply(Message, frozen=True):
+    """Answer to Pin and Unpin. Over a limit: ``error.code`` is ``busy``."""
+
+    info: PinInfo | None = None
+    error: ErrorInfo | None = None
+
+
+class PinsReply(Message, frozen=True):
+    """Answer to Pins, oldest first."""
+
+    pins: tuple[PinInfo, ...] = ()
+
+
+class Radix(Message, frozen=True):
+    """Show the tree (a call). Reply: `RadixReply`."""
+
+    max_nodes: int = 200
+    """At most this many nodes, those with most tokens below them first; in [1, 2000]."""
+    edge_ids: int = 16
+    """At most this many token ids of each edge; in [0, 64]."""
+
+
+class RadixCopy(Part, frozen=True):
+    """A node's KV on one worker."""
+
+    worker: int
+    """Index into `RadixReply.workers`."""
+    locks: int
+    hits: int
+    """Requests that found it here."""
+
+
+class RadixNode(Part, frozen=True):
+    """One edge of the tree."""
+
+    parent: int
+    """Index into `RadixReply.nodes`, always a smaller one; -1 = the root of a namespace."""
+    tokens: int
+    """Length of the edge."""
+    depth: int
+    """Tokens from the root to the end of the edge."""
+    wanted: int
+    """Waiting choices whose prompts run through it."""
+    ids: bytes = b""
+    """The edge's first token ids; none if its namespace is salted."""
+    copies: tuple[RadixCopy, ...] = ()
+    """Empty = no worker has it: it is only wanted."""
+    salted: bool = False
+    pinned: int = 0
+    """Leases on it or below it."""
+    hidden: int = 0
+    """Children that are not shown."""
+
+
+class RadixWorker(Part, frozen=True):
+    """One worker's cache and its share of the traffic."""
+
+    instance: str
+    pages: int
+    pages_free: int
+    pages_held: int
+    """Owned by running requests alone."""
+    pages_cached: int
+    """In the tree."""
+    pages_locked: int
+    """In the tree and in use."""
+    rows: int
+    placed: int
+    """Choices that were placed here since it joined."""
+    prompt_tokens: int
+    """Their known tokens."""
+    cached_tokens: int
+    """Those of them that were found here."""
+
+
+class RadixReply(Message, frozen=True):
+    """Answer to Radix."""
+
+    page_size: int = 0
+    nodes: tuple[RadixNode, ...] = ()
+    workers: tuple[RadixWorker, ...] = ()
+    total_nodes: int = 0
+    total_tokens: int = 0
+    """Cached, each prefix counted once."""
+    namespaces: int = 0
+    waiting: int = 0
+    error: ErrorInfo | None = None
+
+
+class KvWatch(Message, frozen=True):
+    """Tell me of changes to the caches (a call). Events are published while somebody watches; a watch lasts 10 s and is renewed by repeating it.
+
+    Reply: `KvWatchReply`.
+    """
+
+    watcher: str
+    """Instance that asks."""
+    snapshot: bool = False
+    """Also publish, once, all that is cached, as `KvEvents` with ``snapshot`` set."""
+
+
+class KvWatchReply(Message, frozen=True):
+    """Answer to KvWatch."""
+
+    ttl_ms: int = 0
+    error: ErrorInfo | None = None
+
+
+class KvEvent(Part, frozen=True):
+    """A change of one worker's cache. A block is a page; its hash names it and everything before it."""
+
+    kind: str
+    """``stored`` | ``removed`` | ``cleared``."""
+    hashes: bytes = b""
+    """One uint64, little-endian, per block, in order."""
+    parent: int = 0
+    """stored: hash of the block before the first; 0 = none."""
+    ids: bytes = b""
+    """stored: the blocks' token ids; empty if the namespace is salted."""
+
+
+class KvEvents(Message, frozen=True):
+    """Published by a scheduler to the group `KV`: changes of one worker's cache, in order.
+
+    ``seq`` counts the messages of one (worker, incarnation) from 1: after a gap, ask for a snapshot. A snapshot's first message (``snapshot`` 1)
+    replaces all that was known of that worker, those that follow it (2) add to it; ``seq`` is that of the last change it includes.
+    """
+
+    worker: str
+    incarnation: int
+    """Of the worker's session: a new one begins with an empty cache."""
+    seq: int
+    block_size: int
+    events: tuple[KvEvent, ...] = ()
+    snapshot: int = 0
 
 
 # --- Calls: scheduler -> grammar --------------------------------------------------------------------------------------
@@ -624,9 +807,9 @@ class Lost(Message, frozen=True):
 # --- What each role may receive ---------------------------------------------------------------------------------------
 
 Presence = Beat | Goodbye | Probe
-GatewayInbox = Presence | Hello | LinkFrame | Lost
+GatewayInbox = Presence | Hello | LinkFrame | Lost | KvEvents
 TokenizerInbox = Presence | Hello | LinkFrame | Encode | Detokenize | OpenStream | Cancel
-SchedulerInbox = Presence | LinkFrame | Open | Cancel | Live | Flush
+SchedulerInbox = Presence | LinkFrame | Open | Cancel | Live | Flush | Pin | Unpin | Pins | Radix | KvWatch
 WorkerInbox = Presence | Hello | LinkFrame
 GrammarInbox = Presence | Compile
 

@@ -13,6 +13,8 @@ from enum import StrEnum
 
 ALL = "all"
 """Instance token of a broadcast to every instance of a role."""
+KV = "kv"
+"""Instance token of the broadcast of cache events (`KvEvents`), to gateways that serve them and to routers that listen."""
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 

@@ -1,6 +1,6 @@
 """Writes ``data/protocol_1.json``: the bytes of one message of each type, as hex.
 
-Run once per protocol version (``python -m tests.bus.record_messages``); recorded files are never written again. Every field gets a
+Run after a message type was added (``python -m tests.bus.record_messages``); what is recorded is never written again. Every field gets a
 value that differs from its default, so that a moved field shows.
 """
 
@@ -54,10 +54,10 @@ def record() -> dict[str, str]:
 
 
 def main() -> None:
+    """Add the messages that no file has yet; what is recorded stays as it is."""
     path = DATA / f"protocol_{codec.PROTOCOL_MAX}.json"
-    if path.exists():
-        raise SystemExit(f"{path.name} is recorded already; a new protocol version gets a new file")
-    path.write_text(json.dumps(record(), indent=1, sort_keys=True) + "\n", encoding="ascii")
+    known: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(record() | known, indent=1, sort_keys=True) + "\n", encoding="ascii")
 
 
 if __name__ == "__main__":
