@@ -97,13 +97,14 @@ class Node:
         self._handlers: dict[type[Any], list[Callable[[Received[Any]], None]]] = {}
         self._served: dict[type[Any], _Served] = {}
         self._subscriptions: list[Subscription] = []
+        self._dropped_before = 0
         self._subjects: dict[tuple[Role, str], str] = {}
         self._replies: dict[type[Any], Codec[Any]] = {}
 
     @property
     def dropped(self) -> int:
         """Messages dropped because this node did not take them in time."""
-        return sum(subscription.dropped for subscription in self._subscriptions)
+        return self._dropped_before + sum(subscription.dropped for subscription in self._subscriptions)
 
     def refuse(self, reason: str) -> None:
         """Count a message that was dropped."""
@@ -143,22 +144,39 @@ class Node:
         Raises:
             Disconnected: the bus is not connected at the start, or was closed while this ran.
         """
+        await self._listen((self.instance, subjects.ALL), inbox, task_status)
+
+    async def join(self, group: str, inbox: Any, *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED) -> None:
+        """Also dispatch what is published to ``group`` of our role (`subjects.KV`), of the types in ``inbox``, until cancelled.
+
+        For groups that are worth listening to only at times: `run` knows nothing of them. ``task_status`` is set as there.
+
+        Raises:
+            Disconnected, NotAllowed: as `Bus.subscribe`, or the bus was closed while this ran.
+        """
+        await self._listen((group,), inbox, task_status)
+
+    async def _listen(self, instances: tuple[str, ...], inbox: Any, task_status: TaskStatus[None]) -> None:
         codec: Codec[Any] = Codec(inbox)
-        for instance in (self.instance, subjects.ALL):
-            pattern = subjects.inbox(self.namespace, self.model, self.role, instance)
-            self._subscriptions.append(await self.bus.subscribe(pattern, capacity=INBOX_CAPACITY))
+        mine: list[Subscription] = []
         try:
+            for instance in instances:
+                pattern = subjects.inbox(self.namespace, self.model, self.role, instance)
+                mine.append(await self.bus.subscribe(pattern, capacity=INBOX_CAPACITY))
+                self._subscriptions.append(mine[-1])
             async with anyio.create_task_group() as tasks:
-                for subscription in self._subscriptions:
+                for subscription in mine:
                     tasks.start_soon(self._dispatch, subscription, codec, tasks)
                 task_status.started()
             await checkpoint_if_cancelled()  # who closes the bus usually cancels us in the same breath
             raise Disconnected("the bus was closed")
         finally:
             with anyio.CancelScope(shield=True), anyio.move_on_after(1.0):
-                for subscription in self._subscriptions:
+                for subscription in mine:
                     await subscription.aclose()
-            self._subscriptions.clear()
+            for subscription in mine:
+                self._subscriptions.remove(subscription)
+                self._dropped_before += subscription.dropped
 
     async def send(self, to: Role, instance: str, message: msgspec.Struct) -> None:
         """Publish to one instance, or to ``subjects.ALL``. Raises `Disconnected`, `PayloadTooLarge`."""
