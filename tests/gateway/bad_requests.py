@@ -42,6 +42,26 @@ VALUE, TYPE, MISSING, UNSUPPORTED = (
 )
 TOO_LONG = "context_length_exceeded"
 
+
+def namespace_and_priority(body: dict[str, Any]) -> list[Bad]:
+    """What all surfaces say alike: cache namespaces that are too long or no text, and priorities that are no 32-bit integers."""
+    made = []
+    for field in ("cache_salt", "extra_key"):
+        for what, value, code in (
+            ("long", "x" * 257, VALUE),
+            ("number", 5, TYPE),
+            ("list", ["x"], TYPE),
+            ("boolean", True, TYPE),
+        ):
+            made.append(Bad(f"{field} {what}", body | {field: value}, code, field))
+    for what, given, code in (
+        ("2**31", 2**31, VALUE), ("-2**31", -(2**31), VALUE), ("2**70", 2**70, VALUE), ("5.0", 5.0, TYPE), ("2.5", 2.5, TYPE),
+        ("1e20", 1e20, TYPE), ("true", True, TYPE), ("a string", "5", TYPE),
+    ):  # fmt: skip
+        made.append(Bad(f"priority {what}", body | {"priority": given}, code, "priority"))
+    return made
+
+
 CHATS = [
     Bad("empty body", b"", "invalid_json", None),
     Bad("cut off", b'{"model": "fake", "mess', "invalid_json", None),
@@ -107,8 +127,7 @@ CHATS = [
     chat("too many top_logprobs", VALUE, "top_logprobs", logprobs=True, top_logprobs=21),
     chat("stream a string", TYPE, "stream", stream="yes"),
     chat("stream_options without stream", VALUE, "stream_options", stream_options={"include_usage": True}),
-    chat("a long salt", VALUE, "cache_salt", cache_salt="x" * 300),
-    chat("priority too large", VALUE, "priority", priority=2**40),
+    *namespace_and_priority(CHAT),
     chat("tools", UNSUPPORTED, "tools", tools=[{"type": "function"}]),
     chat("tool_choice", UNSUPPORTED, "tool_choice", tool_choice="required"),
     chat("audio output", UNSUPPORTED, "modalities", modalities=["text", "audio"]),
@@ -148,6 +167,7 @@ COMPLETIONS = [
     completion("suffix", UNSUPPORTED, "suffix", suffix="end"),
     completion("best_of", UNSUPPORTED, "best_of", best_of=3),
     completion("lora", UNSUPPORTED, "lora_path", lora_path="x"),
+    *namespace_and_priority(COMPLETION),
 ]
 
 
@@ -186,4 +206,5 @@ GENERATES = [
     params("schema no JSON", VALUE, "json_schema", json_schema="{"),
     params("schema a number", TYPE, "json_schema", json_schema="5"),
     params("ebnf", UNSUPPORTED, "ebnf", ebnf="root ::= 'a'"),
+    *namespace_and_priority(GENERATE),
 ]

@@ -68,7 +68,7 @@ async def test_every_parameter_means_what_it_means_over_http(shared: World, clie
         "repetition_penalty": 1.1, "min_tokens": 2, "ignore_eos": True, "seed": -42, "n": 2, "skip_special_tokens": False,
         "include_stop_str_in_output": True, "stop": ["x", "yy"], "stop_token_ids": [3],
     }  # fmt: skip
-    common: dict[str, Any] = {"regex": "a+", "cache_salt": "tenant", "priority": 3}
+    common: dict[str, Any] = {"regex": "a+", "cache_salt": "tenant", "extra_key": "adapter", "priority": 3}
     body = {"model": MODEL, "prompt": "hey", "logprobs": 2, "logit_bias": {"5": -100, "7": 1.5}} | numbers | common
     assert (await shared.post("/v1/completions", body)).status_code == 200
     request = client.message("GenerateRequest", text="hey", logprobs=2, **common)
@@ -80,7 +80,7 @@ async def test_every_parameter_means_what_it_means_over_http(shared: World, clie
     request.sampling.logit_bias.update({5: -100.0, 7: 1.5})
     await client.generate(request)
     shown = [
-        (order.params, order.seed, order.n, order.grammar, order.salt, order.priority, order.ids)
+        (order.params, order.seed, order.n, order.grammar, order.salt, order.extra, order.priority, order.ids)
         for order in shared.backend.scheduler.opened
     ]
     assert shown[0] == shown[1]

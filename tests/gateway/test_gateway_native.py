@@ -8,7 +8,7 @@ import pytest
 
 from phloem_proto.messages import End, ErrorInfo
 
-from .backend import Script
+from .backend import MODEL, Script
 from .world import World, events
 
 pytestmark = pytest.mark.anyio
@@ -96,11 +96,22 @@ async def test_an_abort_is_a_finish_reason(shared: World) -> None:
     assert reply["meta_info"]["finish_reason"] == {"type": "abort", "message": "aborted by an operator"}
 
 
-async def test_salts_reach_the_scheduler(shared: World) -> None:
-    for name in ("cache_salt", "extra_key"):
-        await shared.post("/generate", {"text": "x", name: "tenant"})
-    await shared.post("/generate", {"text": "x", "cache_salt": ""})
-    assert [order.salt for order in shared.backend.scheduler.opened] == ["tenant", "tenant", ""]
+async def test_both_halves_of_the_cache_namespace_reach_the_scheduler(shared: World) -> None:
+    chat = {"model": MODEL, "messages": [{"role": "user", "content": "x"}]}
+    for path, body in (
+        ("/generate", {"text": "x"}),
+        ("/v1/completions", {"model": MODEL, "prompt": "x"}),
+        ("/v1/chat/completions", chat),
+    ):
+        for names in (
+            {"cache_salt": "tenant"},
+            {"extra_key": "a" * 256},
+            {"cache_salt": "s", "extra_key": "e"},
+            {"cache_salt": ""},
+        ):
+            assert (await shared.post(path, body | names)).status_code == 200
+    seen = [(order.salt, order.extra) for order in shared.backend.scheduler.opened]
+    assert seen == [("tenant", ""), ("", "a" * 256), ("s", "e"), ("", "")] * 3
 
 
 async def test_tokenize_and_detokenize(shared: World) -> None:

@@ -58,6 +58,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     response_format: ResponseFormat | None = None
     regex: str | None = None
     cache_salt: str | None = None
+    extra_key: str | None = None
     priority: int | None = None
     ebnf: Any = None
     structural_tag: Any = None

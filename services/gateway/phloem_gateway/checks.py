@@ -241,7 +241,7 @@ def logit_bias(param: str, value: Mapping[Any, float] | None, facts: ModelFacts)
 
 
 def salt(param: str, value: str | None) -> str:
-    """A cache salt; empty means none."""
+    """A cache salt or extra key; empty means none."""
     if not value:
         return ""
     if len(value) > limits.MAX_SALT_CHARS:

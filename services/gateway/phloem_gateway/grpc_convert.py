@@ -41,6 +41,7 @@ def generation(request: pb.GenerateRequest, facts: ModelFacts, *, max_choices: i
         prompt_logprobs=_logprobs(request, "prompt_logprobs"),
         logprob_start=checks.whole("logprob_start", _given(request, "logprob_start"), 0, 2**31 - 1, 0),
         salt=checks.salt("cache_salt", request.cache_salt),
+        extra=checks.salt("extra_key", request.extra_key),
         priority=checks.priority("priority", request.priority),
         params={
             "ids": name,

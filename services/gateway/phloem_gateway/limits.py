@@ -17,7 +17,7 @@ MAX_MESSAGES = 4096
 MAX_PARTS = 4096
 """Content parts of one message."""
 MAX_SALT_CHARS = 256
-"""Characters of a cache salt; it is part of a key in the tree."""
+"""Characters of a cache salt or an extra key; they are part of a key in the tree."""
 MAX_PRIORITY = 2**31 - 1
 """Priorities are 32-bit."""
 MAX_SEED = 2**63 - 1

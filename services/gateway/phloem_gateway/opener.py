@@ -128,7 +128,7 @@ class Opener:
         order = Open(
             live.rid, attempt, self._gateway, detokeniser.instance, live.prompt, live.params, live.seed, wanted.n, have,
             live.generation.grammar, live.generation.priority, live.generation.salt, _left_ms(live),
-            round(1000 * (anyio.current_time() - live.arrival)), live.cached_tokens,
+            round(1000 * (anyio.current_time() - live.arrival)), live.cached_tokens, live.generation.extra,
         )  # fmt: skip
         await self._call(Role.SCHEDULER, leader.instance, order)
         if former and former != detokeniser.instance:

@@ -139,7 +139,8 @@ def _generation(
         logprobs=top,
         prompt_logprobs=top if start >= 0 else -1,
         logprob_start=max(start, 0),
-        salt=checks.salt("cache_salt", wanted.cache_salt) or checks.salt("extra_key", wanted.extra_key),
+        salt=checks.salt("cache_salt", wanted.cache_salt),
+        extra=checks.salt("extra_key", wanted.extra_key),
         priority=checks.priority("priority", wanted.priority),
         params={
             "ids": name,

@@ -57,6 +57,7 @@ def parse_chat(body: bytes, facts: ModelFacts, *, max_choices: int) -> OpenAICal
         grammar=grammar,
         logprobs=_chat_logprobs(chat),
         salt=checks.salt("cache_salt", chat.cache_salt),
+        extra=checks.salt("extra_key", chat.extra_key),
         priority=checks.priority("priority", chat.priority),
         params=_params("messages", grammar_name, wishes),
     )
@@ -86,6 +87,7 @@ def parse_completion(body: bytes, facts: ModelFacts, *, max_choices: int) -> Ope
             logprobs=logprobs,
             prompt_logprobs=logprobs if wanted.echo else -1,
             salt=checks.salt("cache_salt", wanted.cache_salt),
+            extra=checks.salt("extra_key", wanted.extra_key),
             priority=checks.priority("priority", wanted.priority),
             params=_params("prompt", grammar_name, wishes),
         )

@@ -46,6 +46,8 @@ class Generation:
     prompt_logprobs: int = -1
     logprob_start: int = 0
     salt: str = ""
+    extra: str = ""
+    """``salt`` and ``extra`` together are the cache namespace."""
     priority: int = 0
     params: dict[str, str] = field(default_factory=dict)
     """The bus's field names to the client's, for errors: keys ``texts``, ``messages``, ``ids``, ``grammar``, ``max_tokens``."""
