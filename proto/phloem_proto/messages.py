@@ -622,6 +622,8 @@ class Compile(Message, frozen=True):
 
     spec: GrammarSpec
     deadline_ms: int = 0
+    rid: bytes = b""
+    """Of the request that asked first, for log lines: others may wait for the same verdict."""
 
 
 class Verdict(Message, frozen=True):
@@ -656,6 +658,8 @@ class SlotOpen(Part, frozen=True):
     params: SamplingParams
     seed: int
     grammar: Grammar | None = None
+    rid: bytes = b""
+    """Of the request, for log lines."""
 
 
 class Plan(Message, frozen=True):

@@ -20,7 +20,7 @@ from phloem_gpu_worker.core import Limits, WorkerCore
 from phloem_gpu_worker.grammar_desk import GrammarDesk
 from phloem_gpu_worker.launched import Launched
 from phloem_gpu_worker.load import PoolSize, load_decoder, make_runner
-from phloem_gpu_worker.pipeline import Emptied, Order, Pipeline, Reset, Turn
+from phloem_gpu_worker.pipeline import Done, Emptied, Order, Pipeline, Reset, Turn
 from phloem_gpu_worker.runner import Finished, TorchRunner
 from phloem_gpu_worker.stand_in import StandInRunner, next_token
 from phloem_proto.codec import pack_ids, unpack_floats, unpack_ids
@@ -247,7 +247,7 @@ def turned(pipeline: Pipeline) -> list[Any]:
     found: list[Any] = []
     while (done := pipeline.turn()) is not Turn.BLOCKED:
         if done is not Turn.MOVED:
-            found.append(done)
+            found.append((done.session, done.message) if isinstance(done, Done) else done)
     return found
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import random
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import threading
 from typing import Any
 
 import anyio
@@ -14,123 +12,13 @@ import numpy as np
 import pytest
 
 from phloem_bus.errors import ConfigError, HelloRefused
-from phloem_bus.link import Link, Links
-from phloem_bus.local import LocalBroker
-from phloem_bus.presence import Peer, Presence
-from phloem_bus.process import Threads
-from phloem_bus.service import ServiceContext
+from phloem_gpu_worker.batch import Batch
 from phloem_gpu_worker.config import WorkerConfig
-from phloem_gpu_worker.core import WorkerCore
-from phloem_gpu_worker.device import Device, OffloadDevice, ThreadDevice
-from phloem_gpu_worker.service import WorkerService
 from phloem_gpu_worker.stand_in import StandInRunner, next_token
 from phloem_proto.codec import pack_ids, unpack_ids
-from phloem_proto.messages import (
-    Plan,
-    Profile,
-    Result,
-    SamplingParams,
-    SchedulerInbox,
-    SlotOpen,
-    StepFailed,
-    WorkerLinkUp,
-)
-from phloem_proto.subjects import Role
+from phloem_proto.messages import Plan, Result
 
-MakeDevice = Callable[[WorkerCore, ServiceContext], Device]
-DEVICES: dict[str, MakeDevice] = {
-    "thread": lambda core, _: ThreadDevice(core),
-    "offload": lambda core, ctx: OffloadDevice(core, ctx.offload),
-}
-
-
-class Scheduler:
-    """The other end: says Hello, sends plans, collects what comes back."""
-
-    def __init__(self, ctx: ServiceContext, term: int = 1) -> None:
-        self.node = ctx.node()
-        self.profile = Profile(ctx.model)
-        self.presence = Presence(
-            self.node, tells=[Role.WORKER], watches=[Role.WORKER], profile=lambda: self.profile, term=lambda: self.term
-        )
-        self.links = Links(self.node, self.presence)
-        self.term = term
-        self.peers: list[Peer] = []
-        self.left = anyio.Event()
-        self.lost = anyio.Event()
-        self.came = anyio.Event()
-        self.reports: list[Result | StepFailed] = []
-        self.got = anyio.Event()
-        self.presence.on_join(Role.WORKER, self._joined)
-        self.presence.on_gone(Role.WORKER, lambda _: self.left.set())
-
-    def _joined(self, peer: Peer) -> None:
-        self.peers.append(peer)
-        self.came.set()
-
-    def _take(self, _: Link, report: Result | StepFailed) -> None:
-        self.reports.append(report)
-        self.got.set()
-        self.got = anyio.Event()
-
-    async def hello(self) -> Link:
-        await self.came.wait()
-        return await self.links.connect(
-            self.peers[-1], receives=WorkerLinkUp, on_message=self._take, on_gone=lambda _: self.lost.set(), profile=self.profile,
-            term=self.term,
-        )  # fmt: skip
-
-    async def reports_of(self, count: int) -> list[Any]:
-        while len(self.reports) < count:
-            await self.got.wait()
-        return self.reports[:count]
-
-
-class Together:
-    """A worker and any number of schedulers on one broker."""
-
-    def __init__(self, device: str) -> None:
-        self.broker = LocalBroker()
-        self.device = DEVICES[device]
-        self.drain = anyio.Event()
-        self.tasks = anyio.create_task_group()
-        self.ended = anyio.Event()
-
-    def context(self, role: Role, instance: str) -> ServiceContext:
-        drain = self.drain if role is Role.WORKER else anyio.Event()
-        incarnation = random.Random(instance).getrandbits(63)
-        return ServiceContext(
-            self.broker.connect(instance), role, instance, incarnation, "test", "m", random.Random(1), Threads(), drain
-        )
-
-    async def worker(self, **config: Any) -> None:
-        runner = StandInRunner(0.0, pages=64, context_length=256, vocab_size=1000)
-        service = WorkerService(WorkerConfig(**config), runner=runner, make_device=self.device)
-        await service.run(self.context(Role.WORKER, "w"))
-        self.ended.set()
-
-    async def scheduler(self, instance: str = "s", term: int = 1) -> Scheduler:
-        scheduler = Scheduler(self.context(Role.SCHEDULER, instance), term)
-        await self.tasks.start(scheduler.node.run, SchedulerInbox)
-        self.tasks.start_soon(scheduler.presence.run)
-        self.tasks.start_soon(scheduler.links.run)
-        scheduler.presence.set_state("ready")
-        return scheduler
-
-
-@asynccontextmanager
-async def together(device: str, **config: Any) -> AsyncIterator[Together]:
-    world = Together(device)
-    with anyio.fail_after(20):
-        async with world.tasks:
-            world.tasks.start_soon(lambda: world.worker(**config))
-            yield world
-            world.tasks.cancel_scope.cancel()
-
-
-def opened(slot: int, ids: list[int]) -> SlotOpen:
-    params = SamplingParams(100, temperature=0.0)
-    return SlotOpen(slot, 1, 0, pack_ids(ids), len(ids), 0, pack_ids([slot]), params, 1)
+from .together import DEVICES, SHAPE, opened, together
 
 
 def hashes(ids: list[int], tokens: int) -> list[int]:
@@ -208,9 +96,23 @@ def test_only_one_scheduler_leads() -> None:
     anyio.run(main)
 
 
+class Held(StandInRunner):
+    """Computes nothing until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0, **SHAPE)
+        self.go = threading.Event()
+
+    def forward(self, batch: Batch) -> Any:
+        self.go.wait(20)
+        return super().forward(batch)
+
+
 def test_a_peer_that_ignores_results_is_cut_off() -> None:
+    runner = Held()
+
     async def main() -> None:
-        async with together("offload") as world:
+        async with together("offload", runner=runner) as world:
             scheduler = await world.scheduler()
             link = await scheduler.hello()
             link.send(Plan(1, pack_ids([3]), pack_ids([4]), opens=(opened(3, [1, 2, 3, 4]),)))
@@ -218,6 +120,7 @@ def test_a_peer_that_ignores_results_is_cut_off() -> None:
                 link.send(Plan(step, pack_ids([3]), pack_ids([0])))
             await scheduler.lost.wait()
             assert not link.open
+            runner.go.set()
 
     anyio.run(main)
 

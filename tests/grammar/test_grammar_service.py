@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -13,13 +14,14 @@ import anyio
 import pytest
 
 from phloem_bus.local import LocalBroker
-from phloem_bus.node import Node
+from phloem_bus.node import Node, Received
 from phloem_bus.presence import Presence
 from phloem_bus.process import Threads
 from phloem_bus.service import ServiceContext
 from phloem_grammar.config import GrammarConfig
-from phloem_grammar.engine import Compiled, Outcome, Task, TokenizerSource
+from phloem_grammar.engine import Compiled, Died, Lost, Outcome, Task, TokenizerSource
 from phloem_grammar.runner import InlineRunner, Runner
+from phloem_grammar.sandbox import SandboxError
 from phloem_grammar.service import GrammarService
 from phloem_model.tiny import write_tiny
 from phloem_proto.messages import Beat, Compile, GrammarSpec, Profile, SchedulerInbox, Verdict
@@ -33,10 +35,11 @@ T = TypeVar("T")
 
 
 class Held:
-    """A runner that compiles when it is told to."""
+    """A runner that comes to ``outcome`` when it is told to."""
 
-    def __init__(self) -> None:
+    def __init__(self, outcome: Outcome | SandboxError | None = None) -> None:
         self.started: list[Task] = []
+        self.outcome = outcome
         self.go = anyio.Event()
 
     async def serve(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -45,7 +48,9 @@ class Held:
     async def run(self, engine: str, task: Task) -> Outcome:
         self.started.append(task)
         await self.go.wait()
-        return Compiled(task.source, 1.0, 1.0)
+        if isinstance(self.outcome, SandboxError):
+            raise self.outcome
+        return self.outcome or Compiled(task.source, 1.0, 1.0)
 
 
 class World:
@@ -57,9 +62,15 @@ class World:
         self.drain = drain
         self.done = anyio.Event()
         self.states: list[str] = []
+        self.waiting = 0
+        """Callers who wait, as its last beat says."""
 
-    async def ask(self, spec: GrammarSpec, *, deadline_ms: int = 0) -> Verdict:
-        reply, _ = await self.presence.call(Role.GRAMMAR, Compile(spec, deadline_ms), Verdict, timeout=30.0)
+    def heard(self, received: Received[Beat]) -> None:
+        self.states.append(received.message.state)
+        self.waiting = received.message.load.waiting
+
+    async def ask(self, spec: GrammarSpec, *, deadline_ms: int = 0, rid: bytes = b"") -> Verdict:
+        reply, _ = await self.presence.call(Role.GRAMMAR, Compile(spec, deadline_ms, rid), Verdict, timeout=30.0)
         return reply
 
 
@@ -100,7 +111,7 @@ async def world(
     node = scheduler.node()
     presence = Presence(node, tells=[Role.GRAMMAR], watches=[Role.GRAMMAR], profile=lambda: Profile("tiny"))
     here = World(node, presence, grammar.drain)
-    node.on(Beat, lambda received: here.states.append(received.message.state))
+    node.on(Beat, here.heard)
 
     async def serve() -> None:
         await service.run(grammar)
@@ -226,3 +237,55 @@ async def test_inline_runner_gives_the_same_verdict_as_a_sandbox(model: Path) ->
             found.append(await here.ask(spec))
     assert found[0].grammar == found[1].grammar
     assert json.loads(spec.source) == {"type": "array", "items": {"enum": ["x", 1]}}
+
+
+FIRST, SECOND = b"\x11" * 16, b"\x22" * 16
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str, str]]:
+    """Level, request and text of the service's lines."""
+    found = [record for record in caplog.records if record.name == "phloem.grammar"]
+    return [(record.levelname, getattr(record, "request_id", ""), record.getMessage()) for record in found]
+
+
+async def test_answers_are_told_under_the_request_that_asks(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "phloem")
+    held = Held()
+    held.go.set()
+    async with world(model, lambda *_: held) as here:
+        await here.ask(regex("a+"), rid=FIRST)
+        await here.ask(regex("a+"), rid=SECOND)
+        await here.ask(regex("a" * 5000), rid=SECOND)
+    told = lines(caplog)
+    assert told[:2] == [("DEBUG", rid[:4].hex(), "its grammar goes to llguidance") for rid in (FIRST, SECOND)]
+    assert told[2][:2] == ("INFO", SECOND[:4].hex())
+    assert "regex_bytes" in told[2][2]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "texts"),
+    [
+        (Died("cpu"), ["the compile by llguidance was ended (cpu)"]),
+        (Died("crash", "SIGSEGV"), ["the compile by llguidance was ended (crash): SIGSEGV"]),
+        (Lost("gone"), ["the compile by llguidance was lost: gone"] * 2),
+        (SandboxError("no such tokenizer"), ["engine llguidance can't be loaded: no such tokenizer"]),
+    ],
+)
+async def test_what_becomes_of_a_compile_is_told_under_the_request_that_asked_first(
+    model: Path, caplog: pytest.LogCaptureFixture, outcome: Outcome | SandboxError, texts: list[str]
+) -> None:
+    caplog.set_level(logging.DEBUG, "phloem")
+    held = Held(outcome)
+    async with world(model, lambda *_: held) as here, anyio.create_task_group() as tasks:
+
+        async def one(rid: bytes) -> None:
+            assert (await here.ask(regex("a+"), rid=rid)).error is not None
+
+        tasks.start_soon(one, FIRST)
+        await until(lambda: held.started)
+        tasks.start_soon(one, SECOND)
+        await until(lambda: here.waiting == 2)
+        held.go.set()
+    told = lines(caplog)
+    assert [(rid, text) for level, rid, text in told if level == "WARNING"] == [(FIRST[:4].hex(), t) for t in texts]
+    assert sorted(rid for level, rid, _ in told if level == "INFO") == [FIRST[:4].hex(), SECOND[:4].hex()]

@@ -68,6 +68,12 @@ class WorkerCore:
         """Slots in use."""
         return int(self.slots.live.sum())
 
+    def whose(self, plan: Plan) -> list[bytes]:
+        """Requests that the rows of a plan belong to, which may not fit: rows of slots that don't exist are left out."""
+        rows = np.frombuffer(plan.rows[: len(plan.rows) // 4 * 4], dtype="<u4")
+        held: list[bytes] = self.slots.rids[rows[rows < len(self.slots)]].tolist()
+        return held
+
     def reset(self) -> None:
         """Drop what is launched, empty all slots and forget all matchers, for a new session. Waits for the device."""
         self.runner.drain()
@@ -105,7 +111,8 @@ class WorkerCore:
         busy_before = bool(self.slots.live.any())
         self._change_slots(plan)
         rows = self._reader.read(plan)
-        step = Launched(plan.step, rows, self.slots.generation[rows.slots], busy_before, Outcome(len(rows.slots)))
+        slots, at = self.slots, rows.slots
+        step = Launched(plan.step, rows, slots.generation[at], slots.rids[at], busy_before, Outcome(len(at)))
         waiting = self._see_who_draws(step)
         run = step.drawing if rows.named.only_decode else extending_or(rows, step.drawing)
         if len(run):

@@ -26,6 +26,8 @@ class Launched:
     rows: Rows
     generations: Ints
     """Of the rows' slots when the step began."""
+    rids: NDArray[np.object_]
+    """Requests that the rows belong to, as bytes."""
     busy_before: bool
     """Whether any sequence was live before the step's plan."""
     outcome: Outcome

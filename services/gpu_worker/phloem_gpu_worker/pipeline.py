@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -32,8 +32,18 @@ class Emptied:
     session: int
 
 
-Report = tuple[int, Result | StepFailed] | Emptied
-"""What comes out: a session's result or failure, or the answer to a reset."""
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What became of a plan of this session."""
+
+    session: int
+    message: Result | StepFailed
+    rids: Sequence[bytes] = ()
+    """Requests that the plan's rows belong to; fewer if it does not fit."""
+
+
+Report = Done | Emptied
+"""What comes out: what became of a plan, or the answer to a reset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +82,7 @@ class Pipeline:
         self._wake = wake
         self._most = AHEAD if core.runner.asynchronous else 1
         self._orders: deque[Order | Reset] = deque()
-        self._steps: deque[Launched | StepFailed] = deque()
+        self._steps: deque[Launched | Done] = deque()
         """Launched and not reported; a failure to begin waits here for the steps before it."""
         self._session = 0
         self._failed = False
@@ -106,9 +116,9 @@ class Pipeline:
         if not self._steps:
             return Turn.BLOCKED
         first = self._steps[0]
-        if isinstance(first, StepFailed):
+        if isinstance(first, Done):
             self._steps.popleft()
-            return self._session, first
+            return first
         if not first.drawn:
             return self._draw(first)
         return self._finish(first) if wait or first.done else Turn.BLOCKED
@@ -140,7 +150,7 @@ class Pipeline:
                 return False
             step = self._core.begin(plan)
         except Exception as error:
-            self._steps.append(self._failure(plan.step, error))
+            self._steps.append(self._failed_with(plan.step, error, self._core.whose(plan)))
         else:
             self._steps.append(step)
             self._call_when_done(step)
@@ -160,21 +170,21 @@ class Pipeline:
         except Exception as error:
             return self._void(step, error)
         self._steps.popleft()
-        return self._session, result
+        return Done(self._session, result, step.rids.tolist())
 
     def _void(self, step: Launched, error: Exception) -> Report:
         """The session ends with this step; those launched behind it come to nothing."""
         self._steps.clear()
-        return self._session, self._failure(step.number, error)
+        return self._failed_with(step.number, error, step.rids.tolist())
 
-    def _failure(self, number: int, error: Exception) -> StepFailed:
+    def _failed_with(self, number: int, error: Exception, rids: Sequence[bytes]) -> Done:
         """Out of memory, a kernel's error, a plan that does not fit: the session is over, the process is not."""
         self._failed = True
         if isinstance(error, BadPlan):
             _log.error("plan %d does not fit: %s", number, error)
-            return StepFailed(number, str(error))
+            return Done(self._session, StepFailed(number, str(error)), rids)
         _log.error("step %d failed", number, exc_info=error)
-        return StepFailed(number, f"the step failed ({type(error).__name__})")
+        return Done(self._session, StepFailed(number, f"the step failed ({type(error).__name__})"), rids)
 
     def _call_when_done(self, step: Launched) -> None:
         if step.pending is not None and not step.pending.done():

@@ -10,6 +10,7 @@ import msgspec
 
 from phloem_bus.errors import LinkClosed, PayloadTooLarge
 from phloem_bus.link import Link, Links
+from phloem_bus.log import about
 from phloem_bus.node import Received
 from phloem_bus.presence import Presence
 from phloem_bus.service import ServiceContext
@@ -30,7 +31,7 @@ from .config import WorkerConfig
 from .core import WorkerCore
 from .device import Device, ThreadDevice
 from .leadership import Leadership
-from .pipeline import Emptied, Report
+from .pipeline import Done, Emptied, Report
 from .runner import Runner
 from .startup import Loaded, load
 from .totals import Totals
@@ -158,6 +159,8 @@ class _Serving:
     def _on_plan(self, link: Link, plan: Plan) -> None:
         """Raises `TooManyPlans`, which ends the link."""
         self._device.submit(link.session, plan)
+        for opened in plan.opens:
+            _log.debug("takes slot %d with plan %d", opened.slot, plan.step, extra=about(opened.rid))
 
     def _on_gone(self, link: Link) -> None:
         if self._link is link:
@@ -172,23 +175,25 @@ class _Serving:
             if report.session == self._session:
                 self._emptied.set()
             return
-        session, message = report
-        if isinstance(message, Result):
-            self._totals.add(message)
+        if isinstance(report.message, Result):
+            self._totals.add(report.message)
         else:
             self._totals.add_failed()
-        if self._link is not None and self._link.session == session:
-            self._send(self._link, message)
+        _note(report)
+        if self._link is not None and self._link.session == report.session:
+            self._send(self._link, report)
 
-    def _send(self, link: Link, message: Result | StepFailed) -> None:
+    def _send(self, link: Link, report: Done) -> None:
         try:
-            link.send(message)
+            link.send(report.message)
         except LinkClosed:
             _log.info("a result came too late for its session")
         except PayloadTooLarge as error:
-            assert isinstance(message, Result)
-            _log.warning("the logprobs of step %d don't fit a message: %s", message.step, error)
-            link.send(_without_logprobs(message))
+            assert isinstance(report.message, Result)
+            without = _without_logprobs(report.message)
+            for row in dict.fromkeys(entry.row for entry in report.message.logprobs):
+                _log.warning("logprobs of step %d don't fit: %s", without.step, error, extra=about(report.rids[row]))
+            link.send(without)
 
     async def _quiet(self) -> None:
         """Return once no scheduler is linked, or no sequence has been live for a while."""
@@ -211,6 +216,18 @@ class _Serving:
             pages_total=self._core.runner.capacity.pages,
             counters=self._totals.counters(),
         )
+
+
+def _note(report: Done) -> None:
+    """Log lines for those whose row or step failed."""
+    message = report.message
+    if isinstance(message, StepFailed):
+        for rid in dict.fromkeys(filter(None, report.rids)):
+            _log.warning("was in step %d, which failed", message.step, extra=about(rid))
+        return
+    for failure in message.failures:
+        extra = about(report.rids[failure.row])
+        _log.warning("can't go on after step %d: %s: %s", message.step, failure.code, failure.message, extra=extra)
 
 
 def _without_logprobs(result: Result) -> Result:

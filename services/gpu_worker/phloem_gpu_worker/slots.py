@@ -72,6 +72,8 @@ class Slots:
         self.children: Ints = np.zeros(slots, dtype=np.int64)
         self.scores = np.zeros(slots, dtype=np.bool_)
         """Whether logprobs of the prompt are wanted."""
+        self.rids: NDArray[np.object_] = np.full(slots, b"", dtype=np.object_)
+        """Request that the sequence belongs to, as bytes."""
         self.params: list[SamplingParams | None] = [None] * slots
         self.special: list[Special | None] = [None] * slots
         self.is_special = np.zeros(slots, dtype=np.bool_)
@@ -85,6 +87,7 @@ class Slots:
         self.live[slot] = self.is_special[slot] = False
         self.generation[slot] += 1
         self.special[slot] = self.params[slot] = None
+        self.rids[slot] = b""
 
     def open(self, opened: SlotOpen) -> None:
         """Put a sequence into a free slot.
@@ -105,6 +108,7 @@ class Slots:
             raise BadPlan(f"slot {slot} is opened with token {ids.max()}; the vocabulary has {self._vocab_size}")
         self.version += 1
         self.live[slot] = True
+        self.rids[slot] = opened.rid
         self.tokens[slot, : len(ids)] = ids
         self.length[slot], self.committed[slot] = len(ids), opened.committed
         self.prompt[slot] = opened.prompt_tokens

@@ -66,6 +66,8 @@ class Compile:
     spec: Normalised
     engines: list[str]
     """Still to be asked, the first one now."""
+    rid: bytes
+    """Request that asked first, for log lines."""
     refused: Refused | None = None
     """Why an earlier engine did not take it."""
     waiters: list[int] = field(default_factory=list)
@@ -79,6 +81,8 @@ class Start:
     digest: str
     engine: str
     task: Task
+    rid: bytes
+    """Request that asked first, for log lines."""
 
 
 Answer = tuple[int, Verdict]
@@ -119,10 +123,14 @@ class GrammarCore:
         digest = self._digests.get(_spelling(spec))
         return self._kept(digest) if digest else None
 
-    def ask(self, ticket: int, spec: GrammarSpec, routed: Route | Refused | None = None) -> Verdict | None:
+    def ask(
+        self, ticket: int, spec: GrammarSpec, routed: Route | Refused | None = None, rid: bytes = b""
+    ) -> Verdict | None:
         """A verdict if there is one at once, else None: it comes from `finish`, or never after `cancel`.
 
-        ``routed`` is what `route` gave or raised for this spec, where the caller ran it elsewhere.
+        Args:
+            routed: what `route` gave or raised for this spec, where the caller ran it elsewhere.
+            rid: the request that asks; a compile is told under that of the first.
         """
         self.counters["asked"] += 1
         if routed is None:
@@ -135,7 +143,7 @@ class GrammarCore:
             return Verdict(error=routed.info())
         digest = self._digest(routed.spec)
         self._digests.put(_spelling(spec), digest)
-        return self._kept(digest) or self._join(ticket, digest, routed)
+        return self._kept(digest) or self._join(ticket, digest, routed, rid)
 
     def cancel(self, ticket: int) -> None:
         """This caller waits no more. A compile that runs goes on for the others and for the cache."""
@@ -154,7 +162,8 @@ class GrammarCore:
             return None
         digest = self._queue.popleft()
         compile_ = self._running[digest] = self._compiles[digest]
-        return Start(digest, compile_.engines[0], Task(compile_.spec.kind, compile_.spec.source, self._budget))
+        task = Task(compile_.spec.kind, compile_.spec.source, self._budget)
+        return Start(digest, compile_.engines[0], task, compile_.rid)
 
     def finish(self, digest: str, outcome: Outcome) -> list[Answer]:
         """Take the outcome of a `Start`; the answers are for those who still wait. Ask `next_task` again afterwards."""
@@ -184,13 +193,14 @@ class GrammarCore:
             return Verdict(error=error, cached=True)
         return None
 
-    def _join(self, ticket: int, digest: str, routed: Route) -> Verdict | None:
+    def _join(self, ticket: int, digest: str, routed: Route, rid: bytes) -> Verdict | None:
         if len(self._waiting) >= self._bounds.waiting:
             self.counters["busy"] += 1
             return Verdict(error=ErrorInfo("busy", "too many grammars wait to be compiled", retry_after_ms=1000))
         compile_ = self._compiles.get(digest)
         if compile_ is None:
-            compile_ = self._compiles[digest] = Compile(digest, routed.spec, list(routed.engines), routed.gap)
+            compile_ = Compile(digest, routed.spec, list(routed.engines), rid, routed.gap)
+            self._compiles[digest] = compile_
             self._queue.append(digest)
         compile_.waiters.append(ticket)
         self._waiting[ticket] = digest

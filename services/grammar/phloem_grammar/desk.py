@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import itertools
+import logging
 
 import anyio
 
+from phloem_bus.log import about
 from phloem_bus.node import Received
 from phloem_bus.service import Offload
 from phloem_proto.messages import Compile, ErrorInfo, GrammarSpec, Verdict
 
-from .core import GrammarCore
+from .core import GrammarCore, Start
+from .engine import Died, Lost, Outcome, Rejected
 from .limits import Limits
 from .refusal import Refused
 from .route import Route, route
 from .runner import Runner
+from .sandbox import SandboxError
+
+_log = logging.getLogger("phloem.grammar")
 
 WAIT_MAX_S = 120.0
 """How long a caller without a deadline waits: longer than any caller's patience, so that no ticket stays for ever."""
@@ -48,7 +54,9 @@ class Desk:
             return Verdict(error=ErrorInfo("draining", "this grammar service is leaving"))
         self.open += 1
         try:
-            return await self._judge(received.message)
+            verdict = await self._judge(received.message)
+            _note(verdict, received.message.rid)
+            return verdict
         finally:
             self.open -= 1
             self._tell()
@@ -60,10 +68,23 @@ class Desk:
             if start is None:
                 await self._wake.wait()
                 continue
-            outcome = await self._runner.run(start.engine, start.task)
+            outcome = await self._run(start)
             for ticket, verdict in self.core.finish(start.digest, outcome):
                 self._waiting[ticket].tell(verdict)
             self._tell()
+
+    async def _run(self, start: Start) -> Outcome:
+        """Compile; log lines about it are told under the request that asked first."""
+        try:
+            outcome = await self._runner.run(start.engine, start.task)
+        except SandboxError as error:
+            _log.warning("engine %s can't be loaded: %s", start.engine, error, extra=about(start.rid))
+            return Rejected(f"{start.engine} can't be loaded")
+        if isinstance(outcome, Died | Lost):
+            what = f"ended ({outcome.cause})" if isinstance(outcome, Died) else "lost"
+            why = f": {outcome.detail}" if outcome.detail else ""
+            _log.warning("the compile by %s was %s%s", start.engine, what, why, extra=about(start.rid))
+        return outcome
 
     async def finished(self) -> None:
         """Wait until no call is open and nothing runs."""
@@ -78,7 +99,7 @@ class Desk:
         with anyio.move_on_after(seconds):
             routed = await self._offload(lambda: _routed(call.spec, self._limits))
             ticket = next(self._tickets)
-            verdict = self.core.ask(ticket, call.spec, routed)
+            verdict = self.core.ask(ticket, call.spec, routed, call.rid)
             return await self._wait(ticket) if verdict is None else verdict
         return Verdict(
             error=ErrorInfo("deadline", "the deadline passed before the grammar was compiled", param="grammar")
@@ -112,6 +133,14 @@ class _Waiter:
         await self._come.wait()
         assert self._verdict is not None
         return self._verdict
+
+
+def _note(verdict: Verdict, rid: bytes) -> None:
+    """A log line for the answer to a call."""
+    if verdict.grammar is not None:
+        _log.debug("its grammar goes to %s", verdict.grammar.engine, extra=about(rid))
+    elif verdict.error is not None:
+        _log.info("its grammar gets %s: %s", verdict.error.code, verdict.error.message, extra=about(rid))
 
 
 def _routed(spec: GrammarSpec, limits: Limits) -> Route | Refused:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Protocol
 
 import anyio
@@ -11,11 +10,9 @@ from anyio.abc import TaskGroup, TaskStatus
 
 from phloem_bus.service import Offload
 
-from .engine import ENGINES, Engine, Outcome, Rejected, Task, TokenizerSource, attempt, load
-from .sandbox import ForkServer, SandboxError
+from .engine import ENGINES, Engine, Outcome, Task, TokenizerSource, attempt, load
+from .sandbox import ForkServer
 from .sandbox_wire import JobLimits, Setup
-
-log = logging.getLogger(__name__)
 
 FIRST = "llguidance"
 """The engine that is loaded before the service is ready; others are loaded when first needed."""
@@ -29,7 +26,7 @@ class Runner(Protocol):
         ...
 
     async def run(self, engine: str, task: Task) -> Outcome:
-        """Compile. Never raises for a bad grammar."""
+        """Compile. Never raises for a bad grammar. Raises `SandboxError` if the engine can't be loaded."""
         ...
 
 
@@ -65,12 +62,8 @@ class SandboxRunner:
             task_status.started()
 
     async def run(self, engine: str, task: Task) -> Outcome:
-        """See `Runner.run`. An engine that can't be loaded rejects everything."""
-        try:
-            await self._start(engine)
-        except SandboxError as error:
-            log.warning("engine %s can't be loaded: %s", engine, error)
-            return Rejected(f"{engine} can't be loaded")
+        """See `Runner.run`."""
+        await self._start(engine)
         return await self.servers[engine].submit(task)
 
     async def _start(self, engine: str) -> None:

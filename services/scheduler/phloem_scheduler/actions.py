@@ -33,9 +33,10 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class AskCompile:
-    """Have spec judged; the answer is due as `Core.verdict`."""
+    """Have spec judged; the answer is due as `Core.verdict`. rid: of the request that asks."""
 
     spec: GrammarSpec
+    rid: bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,7 +103,7 @@ class Core:
             verdict = self.grammars.known(request.spec)
             if verdict is None:
                 if self.grammars.wait(request):
-                    self._actions.append(AskCompile(request.spec))
+                    self._actions.append(AskCompile(request.spec, request.rid))
                 return
             assert not isinstance(verdict, ErrorInfo)
             request.grammar = verdict

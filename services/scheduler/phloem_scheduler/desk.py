@@ -126,9 +126,9 @@ class Desk:
                     assert isinstance(ticket, Received)
                     _note(message)
                     self.answers.reply(ticket, message)
-                case AskCompile(spec):
+                case AskCompile(spec, rid):
                     assert self._tasks is not None
-                    self._tasks.start_soon(self._compile, spec)
+                    self._tasks.start_soon(self._compile, spec, rid)
                 case SendLost(gateway, rids, reason):
                     for rid in rids:
                         _log.info("handed back to gateway %s: %s", gateway, reason, extra=about(rid))
@@ -162,8 +162,8 @@ class Desk:
             self.core.undeliverable(action.output)
             self._wake.set()
 
-    async def _compile(self, spec: GrammarSpec) -> None:
-        verdict = await judge(self._presence, spec, self.config.compile_timeout_s)
+    async def _compile(self, spec: GrammarSpec, rid: bytes) -> None:
+        verdict = await judge(self._presence, spec, rid, self.config.compile_timeout_s)
         self.core.verdict(spec, verdict)
         self._wake.set()
 

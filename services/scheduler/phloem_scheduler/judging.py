@@ -18,8 +18,8 @@ MOST_DEATHS = 2
 """Instances that died or fell silent over one grammar; after that it is refused rather than tried on the next."""
 
 
-async def judge(presence: Presence, spec: GrammarSpec, timeout_s: float) -> Verdict:
-    """The verdict on spec within about `timeout_s`. Never raises for trouble on the bus."""
+async def judge(presence: Presence, spec: GrammarSpec, rid: bytes, timeout_s: float) -> Verdict:
+    """The verdict on spec, which request rid asks for, within about `timeout_s`. Never raises for trouble on the bus."""
     start = anyio.current_time()
     deaths = 0
     trouble = "no grammar service is ready"
@@ -27,7 +27,7 @@ async def judge(presence: Presence, spec: GrammarSpec, timeout_s: float) -> Verd
         try:
             verdict, _ = await presence.call(
                 Role.GRAMMAR,
-                Compile(spec, round(1000 * left)),
+                Compile(spec, round(1000 * left), rid),
                 Verdict,
                 timeout=left,
                 busy=is_busy,

@@ -229,4 +229,5 @@ def slot_open(row: Row, committed: int) -> SlotOpen:
         params=params,
         seed=request.seed,
         grammar=request.grammar,
+        rid=request.rid,
     )
