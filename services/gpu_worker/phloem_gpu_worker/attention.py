@@ -13,7 +13,7 @@ from .batch import Batch
 from .kv_pool import KvPool
 
 AttendLayer = Callable[[int, Tensor], Tensor]
-"""(layer, q [T, heads, head_dim]) -> [T, heads * head_dim]; k and v of the batch are in the pool already."""
+"""(layer, q [T, heads, head_dim]) -> [T, heads * head_dim]; k and v of all rows are in the pool by now: one may read what another wrote."""
 
 
 class AttentionBackend(Protocol):
