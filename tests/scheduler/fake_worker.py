@@ -105,9 +105,17 @@ class FakeWorker:
         rows = unpack_ids(plan.rows)
         assert len(set(rows)) == len(rows)
         assert sum(unpack_ids(plan.counts)) + list(unpack_ids(plan.counts)).count(0) <= self.shape.max_step_tokens
+        # A worker writes the KV of all rows before any of them attends: what a row reads may be of this same step.
+        counts = unpack_ids(plan.counts)
         writes: dict[tuple[int, int], int] = {}
-        draws = [self._forward(slot, count, writes) for slot, count in zip(rows, unpack_ids(plan.counts), strict=True)]
+        starts = [self._write(slot, count, writes) for slot, count in zip(rows, counts, strict=True)]
         self.pages.update(writes)
+        for slot, start in zip(rows, starts, strict=True):
+            self._read(slot, start)
+        draws = [
+            count == 0 or self.slots[slot].filled == len(self.slots[slot].opened.ids) // 4
+            for slot, count in zip(rows, counts, strict=True)
+        ]
         return self._sample(rows, draws, plan)
 
     def _open(self, opened: SlotOpen) -> None:
@@ -121,8 +129,8 @@ class FakeWorker:
             slot.states.append(mix(slot.states[-1], token))
         self.slots[opened.slot] = slot
 
-    def _forward(self, number: int, count: int, writes: dict[tuple[int, int], int]) -> bool:
-        """Compute KV of the row's tokens, reading what is before them; returns whether it draws."""
+    def _write(self, number: int, count: int, writes: dict[tuple[int, int], int]) -> int:
+        """Compute KV of the row's tokens; returns the position of the first."""
         slot, size = self.slots[number], self.shape.page_size
         if count == 0:
             assert slot.filled >= len(slot.tokens) - 1, "a decode row, but known tokens have no KV yet"
@@ -131,10 +139,6 @@ class FakeWorker:
             start, end = slot.filled, slot.filled + count
             assert end <= len(slot.opened.ids) // 4
         assert end <= len(slot.table) * size, "the plan has too few pages"
-        for at in range(start):
-            assert self.pages.get((slot.table[at // size], at % size)) == slot.states[at + 1], (
-                "a page holds something else"
-            )
         for at in range(start, end):
             place = slot.table[at // size], at % size
             assert place not in writes, "two rows write to one page"
@@ -142,7 +146,15 @@ class FakeWorker:
             writes[place] = slot.states[at + 1]
         slot.filled = max(slot.filled, end)
         self.computed += end - start
-        return count == 0 or end == len(slot.opened.ids) // 4
+        return start
+
+    def _read(self, number: int, start: int) -> None:
+        """Attend to what is before the row's tokens."""
+        slot, size = self.slots[number], self.shape.page_size
+        for at in range(start):
+            assert self.pages.get((slot.table[at // size], at % size)) == slot.states[at + 1], (
+                "a page holds something else"
+            )
 
     def _sample(self, rows: array[int], draws: list[bool], plan: Plan) -> Result:
         yields, ids, ended, logprobs = bytearray(), array("I"), [], []

@@ -155,7 +155,7 @@ def test_max_tokens_zero_computes_the_prompt_and_ends_by_length() -> None:
     rid = world.open([1] * 12, max_tokens=0)
     world.finish()
     assert (world.outputs[rid, 0], world.ends[rid, 0]) == ([], End("length"))
-    assert world.core.workers["w0"].cache.tree.total_pages == 3
+    assert world.core.workers["w0"].cache.shelf.total_pages == 3
     world.cancel(rid)
     world.finish()
     world.assert_empty()

@@ -166,5 +166,5 @@ class World:
         assert not self.core.ledger.gateways
         for name, worker in self.core.workers.items():
             assert worker.cache.pool.held == 0
-            assert worker.cache.tree.locked_pages == 0
+            assert worker.cache.shelf.locked_pages == 0
             assert not self.workers[name].slots

@@ -10,7 +10,8 @@ from phloem_bus import options, run
 from phloem_proto.subjects import Role
 
 from .config import SchedulerConfig
-from .queue import POLICIES
+from .eviction import EVICTION
+from .policy import POLICIES
 from .service import SchedulerService
 
 DEFAULTS = SchedulerConfig()
@@ -47,6 +48,35 @@ def scheduler(
     policy: Annotated[
         str, _option("--policy", f"Order of the queue: {', '.join(POLICIES)}.", _BATCH)
     ] = DEFAULTS.policy,
+    ageing: Annotated[
+        float,
+        _option(
+            "--ageing", "lpm: seconds by which a later request may overtake one with less of its prompt cached.", _BATCH
+        ),
+    ] = DEFAULTS.ageing_s,
+    eviction: Annotated[
+        str, _option("--eviction", f"Which unused cached pages go first: {', '.join(EVICTION)}.", _BATCH)
+    ] = DEFAULTS.eviction,
+    preempt_above: Annotated[
+        int,
+        _option(
+            "--preempt-above",
+            "Running requests give way to a waiting one whose priority is higher by more than this; -1 = never.",
+            _BATCH,
+        ),
+    ] = DEFAULTS.preempt_above,
+    balance_ratio: Annotated[
+        float,
+        _option(
+            "--balance-ratio",
+            "Several workers: rows, as a multiple of the least loaded one's, that are too many.",
+            _BATCH,
+        ),
+    ] = DEFAULTS.balance_ratio,
+    balance_rows: Annotated[
+        int,
+        _option("--balance-rows", "Several workers: rows more than the least loaded one's that are too many.", _BATCH),
+    ] = DEFAULTS.balance_rows,
     disable_radix_cache: Annotated[
         bool, _option("--disable-radix-cache", "Forget the KV of finished requests.", _BATCH)
     ] = DEFAULTS.disable_radix_cache,
@@ -89,6 +119,11 @@ def scheduler(
             max_queued=max_queued,
             depth=depth,
             policy=policy,
+            ageing_s=ageing,
+            eviction=eviction,
+            preempt_above=preempt_above,
+            balance_ratio=balance_ratio,
+            balance_rows=balance_rows,
             disable_radix_cache=disable_radix_cache,
             reserve=reserve,
             worker_wait_s=worker_wait,

@@ -13,10 +13,10 @@ from phloem_proto.messages import End
 from .chunks import chunk
 from .ends import held_end
 from .lifecycle import Lifecycle
+from .node import Node
 from .requests import Choice, Request, Stage
 from .reserve import CLIP_TOKENS, Reserve
 from .rows import Row
-from .tree import TOKEN_BYTES, Match
 from .worker import WorkerState
 
 
@@ -24,8 +24,10 @@ class Answer(Enum):
     """What became of a choice that was considered."""
 
     ADMITTED = "admitted"
-    ASIDE = "aside"  # parked, or ended: it needs no place any more
-    NO_ROOM = "no room"  # stays first in the queue
+    ENDED = "ended"  # it needs no place any more
+    SOON = "soon"  # in a later plan: a row of this worker is about to compute what it needs next
+    NO_BUDGET = "no budget"  # in a later plan: this one takes too few known tokens more
+    NO_ROOM = "no room"  # too few pages or no slot
 
 
 class Admission:
@@ -36,64 +38,74 @@ class Admission:
         self.reserve = reserve
 
     def consider(self, worker: WorkerState, choice: Choice, budget: int) -> tuple[Answer, Row | None]:
-        """Try to open a row for choice (popped from the queue, stage waiting), with `budget` known tokens left in the plan.
+        """Try to open a row for choice (in the queue, stage waiting), with `budget` known tokens left in the plan.
 
         An admitted row has its cached pages and its slot; the caller takes the pages for its first chunk.
         """
-        if not worker.has_slot or budget <= 0:
-            return Answer.NO_ROOM, None
         limit = output_limit(choice.request, worker)
         if (end := settle(choice, worker, limit)) is not None:
-            self._end(choice, end)
-            return Answer.ASIDE, None
-        known, usable = choice.known(), choice.match_limit
-        match = worker.cache.acquire(choice.request.namespace, known, usable)
-        leader = self._leader(worker, match, known, usable)
-        if leader is not None:
-            worker.cache.release(match.node)
-            worker.park(choice, leader, known, usable, self.life.queue.policy.order(choice))
-            self.life.counters.parked += 1
-            return Answer.ASIDE, None
-        if not self._fits(worker, choice, match, limit, budget):
-            worker.cache.release(match.node)
+            self.life.end(choice, end)
+            return Answer.ENDED, None
+        assert choice.node is not None
+        cached = worker.cache.cached(choice.node)
+        if self._computed_by_another(worker, choice.node, cached):
+            return Answer.SOON, None
+        if not self.fits(worker, choice, cached):
             return Answer.NO_ROOM, None
-        return Answer.ADMITTED, self._open(worker, choice, match, limit)
+        if chunk(cached.depth * worker.cache.page_size, choice.length, budget, worker.cache.page_size) <= 0:
+            return Answer.NO_BUDGET, None
+        return Answer.ADMITTED, self._open(worker, choice, choice.node, limit)
 
-    def _end(self, choice: Choice, end: End) -> None:
-        self.life.queue.add(choice)  # an end starts from the stage as it is seen everywhere else: waiting, in the queue
-        self.life.end(choice, end)
+    def fits(self, worker: WorkerState, choice: Choice, cached: Node) -> bool:
+        """Whether slot and pages for choice can be had while everybody who runs goes on; cached: what worker has of its path."""
+        return worker.has_slot and self.shortage(worker, choice, cached) <= 0
 
-    def _leader(self, worker: WorkerState, match: Match, known: bytes, usable: int) -> Row | None:
-        """The row that is about to compute the page which choice needs next, if there is one."""
-        size = worker.cache.page_size
-        start = len(match.pages) * size
-        if start + size > usable:
-            return None
-        return worker.growing.get((match.node.order, known[start * TOKEN_BYTES : (start + size) * TOKEN_BYTES]))
-
-    def _fits(self, worker: WorkerState, choice: Choice, match: Match, limit: int, budget: int) -> bool:
-        """Asked with the match locked: the lock has taken its pages out of the room."""
+    def shortage(self, worker: WorkerState, choice: Choice, cached: Node) -> float:
+        """How many tokens of room choice lacks; 0 or less if none."""
         cache = worker.cache
-        cached = len(match.pages) * cache.page_size
-        if chunk(cached, choice.length, budget, cache.page_size) <= 0:
-            return False
+        # Locking its path will take these pages out of the room.
+        room = cache.room - unlocked_pages(worker, cached)
         if not worker.rows:
-            return cache.pages_for(choice.length) - len(match.pages) <= cache.room
-        left = cache.room * cache.page_size - sum(self.reserve.of(row) for row in worker.rows.values())
-        output = min(max(limit - len(choice.output), 0), CLIP_TOKENS)
-        return choice.length - cached + output + cache.page_size < left
+            return (cache.pages_for(choice.length) - cached.depth - room) * cache.page_size
+        left = room * cache.page_size - sum(self.reserve.of(row) for row in worker.rows.values())
+        output = min(max(output_limit(choice.request, worker) - len(choice.output), 0), CLIP_TOKENS)
+        return choice.length - cached.depth * cache.page_size + output + cache.page_size - left + 1
 
-    def _open(self, worker: WorkerState, choice: Choice, match: Match, limit: int) -> Row:
+    @staticmethod
+    def _computed_by_another(worker: WorkerState, node: Node, cached: Node) -> bool:
+        """Whether a row of worker is about to compute what choice needs next."""
+        step = node
+        while step is not cached and step.parent is not None and step.parent is not cached:
+            step = step.parent
+        return step is not cached and worker.cache.shelf in step.computing
+
+    def _open(self, worker: WorkerState, choice: Choice, node: Node, limit: int) -> Row:
+        match = worker.cache.acquire(node)
+        request = choice.request
+        worker.cache.use(match.node, request.priority)
         row = Row(choice, worker, worker.take_slot(), match.node, match.pages, limit)
-        worker.rows[row.slot] = row
+        row.target = node if node is not match.node else None
+        worker.open(row)
+        self.life.queue.remove(choice)
         choice.row = row
         choice.move("picked")
-        request = choice.request
         if request.cached_tokens < 0:
             request.cached_tokens = row.computed
         self.life.counters.prompt_tokens += row.known_tokens
         self.life.counters.cached_tokens += row.computed
+        worker.traffic.choices += 1
+        worker.traffic.prompt_tokens += row.known_tokens
+        worker.traffic.cached_tokens += row.computed
         return row
+
+
+def unlocked_pages(worker: WorkerState, node: Node) -> int:
+    """Pages of node's path on worker that nobody has locked."""
+    pages, step, shelf = 0, node, worker.cache.shelf
+    while step.parent is not None and not step.copies[shelf].locks:
+        pages += len(step.copies[shelf].pages)
+        step = step.parent
+    return pages
 
 
 def output_limit(request: Request, worker: WorkerState) -> int:
@@ -101,10 +113,15 @@ def output_limit(request: Request, worker: WorkerState) -> int:
     return min(request.params.max_tokens, worker.capacity - request.prompt_tokens)
 
 
+def too_small(request: Request, worker: WorkerState) -> bool:
+    """Whether worker could never hold this request."""
+    return output_limit(request, worker) < min(1, request.params.max_tokens)
+
+
 def settle(choice: Choice, worker: WorkerState, limit: int) -> End | None:
     """Why choice has ended before it starts on this worker: its prompt is too long, or the output it brings is complete."""
     assert choice.stage is Stage.WAITING
-    if limit < min(1, choice.request.params.max_tokens):
+    if too_small(choice.request, worker):
         message = (
             f"the prompt has {choice.request.prompt_tokens} tokens; at most {worker.capacity} fit, output included"
         )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from phloem_bus.errors import ConfigError
 
-from .queue import POLICIES
+from .eviction import EVICTION
+from .policy import POLICIES
 from .settings import Settings
 
 DEFAULTS = Settings()
@@ -28,6 +30,16 @@ class SchedulerConfig:
     """Plans in flight per worker."""
     policy: str = DEFAULTS.policy
     """Order of the queue."""
+    ageing_s: float = DEFAULTS.ageing_s
+    """With lpm: seconds by which a request may be overtaken by a later one that has more of its prompt cached."""
+    eviction: str = DEFAULTS.eviction
+    """Which unused cached pages go first."""
+    preempt_above: int = -1 if DEFAULTS.preempt_above is None else DEFAULTS.preempt_above
+    """Difference of priorities above which a waiting request takes a running one's room; -1 = never."""
+    balance_ratio: float = DEFAULTS.balance_ratio
+    """Rows of a worker, as a multiple of the least loaded one's, above which its cache attracts no more."""
+    balance_rows: int = DEFAULTS.balance_rows
+    """Rows by which it must exceed it, too."""
     disable_radix_cache: bool = False
     """Forget the KV of finished requests."""
     reserve: float = DEFAULTS.reserve
@@ -46,8 +58,12 @@ class SchedulerConfig:
         between("--reserve", self.reserve, 0, 1)
         between("--worker-wait", self.worker_wait_s, 0, 86_400)
         between("--compile-timeout", self.compile_timeout_s, 0.1, 3_600)
-        if self.policy not in POLICIES:
-            raise ConfigError("--policy", f"one of {', '.join(sorted(POLICIES))}, not {self.policy!r}")
+        between("--ageing", self.ageing_s, 0, 86_400)
+        between("--preempt-above", self.preempt_above, -1, 1_000_000)
+        between("--balance-ratio", self.balance_ratio, 1, 1_000)
+        between("--balance-rows", self.balance_rows, 1, 1_000_000)
+        one_of("--policy", self.policy, POLICIES)
+        one_of("--eviction", self.eviction, EVICTION)
 
     @property
     def settings(self) -> Settings:
@@ -59,6 +75,11 @@ class SchedulerConfig:
             max_queued=self.max_queued,
             depth=self.depth,
             policy=self.policy,
+            ageing_s=self.ageing_s,
+            eviction=self.eviction,
+            preempt_above=None if self.preempt_above < 0 else self.preempt_above,
+            balance_ratio=self.balance_ratio,
+            balance_rows=self.balance_rows,
             reuse=not self.disable_radix_cache,
             reserve=self.reserve,
             worker_wait_s=self.worker_wait_s,
@@ -69,3 +90,10 @@ def between(flag: str, value: float, least: float, most: float) -> None:
     """Raise ConfigError unless least <= value <= most."""
     if not least <= value <= most:
         raise ConfigError(flag, f"between {least:g} and {most:g}, not {value:g}")
+
+
+def one_of(flag: str, value: str, names: Iterable[str]) -> None:
+    """Raise ConfigError unless value is one of names."""
+    known = sorted(names)
+    if value not in known:
+        raise ConfigError(flag, f"one of {', '.join(known)}, not {value!r}")

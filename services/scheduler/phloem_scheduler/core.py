@@ -33,18 +33,28 @@ from .ledger import Ledger
 from .lifecycle import Lifecycle
 from .opening import Opening, accepted
 from .outbox import Outbox
+from .placement import Guard
 from .planner import Planner
-from .queue import POLICIES, WaitingQueue
+from .queue import WaitingQueue
 from .requests import Choice, Request, Stage
 from .results import BadResult, Results
 from .rows import Row
 from .settings import Settings
+from .tree import RadixTree
 from .worker import WorkerState
 
 # A detokeniser beats and is linked within a second of its start; one that is not linked by then can't be reached from here.
 UNLINKED_S = 3.0
 # Flushes that wait for the scheduler to be idle; each is a person or a test waiting at an HTTP call.
 MOST_FLUSHES = 64
+# Cached pages of a worker that is gone which one pass takes out of the tree: some 2 ms.
+CLEARED_PER_PASS = 1024
+# Pages of prompts before any worker has told its own size.
+FIRST_PAGE_SIZE = 16
+
+
+class BadProfile(Exception):
+    """Raised when a worker can't be driven together with the others."""
 
 
 class Core:
@@ -53,7 +63,8 @@ class Core:
     def __init__(self, settings: Settings | None = None) -> None:
         self.settings = settings or Settings()
         self.counters = Counters()
-        self.queue = WaitingQueue(POLICIES[self.settings.policy]())
+        self.tree = RadixTree(FIRST_PAGE_SIZE)
+        self.queue = WaitingQueue(self.tree, self.settings.policy, self.settings.ageing_s, self.settings.reuse)
         self.outbox = Outbox()
         self.life = Lifecycle(self.queue, self.outbox, self.counters)
         self.ledger = Ledger()
@@ -61,8 +72,17 @@ class Core:
         self.opening = Opening(self.settings, self.ledger, self.life, self.grammars, self.counters)
         self.results = Results(self.life)
         budget = Budget(self.settings.chunk_ms, self.settings.chunk_tokens)
-        self.planner = Planner(self.queue, self.life, budget, self.settings.depth, self.settings.reserve)
+        self.planner = Planner(
+            self.queue,
+            self.life,
+            budget,
+            self.settings.depth,
+            self.settings.reserve,
+            preempt_above=self.settings.preempt_above,
+            guard=Guard(self.settings.balance_ratio, self.settings.balance_rows),
+        )
         self.workers: dict[str, WorkerState] = {}  # in order of joining
+        self._leaving: list[WorkerState] = []  # gone; what they had cached is still taken out of the tree
         self._actions: list[Action] = []
         self._unlinked: dict[str, float] = {}  # detokeniser -> since when requests are routed to it without a link
         self._flushes: list[tuple[float, object]] = []
@@ -161,9 +181,35 @@ class Core:
     # --- Workers ----------------------------------------------------------------------------------------------------------
 
     def worker_joined(self, instance: str, profile: WorkerProfile) -> None:
-        """A worker accepted a new session: empty slots, empty pages."""
+        """A worker accepted a new session: empty slots, empty pages.
+
+        Raises:
+            BadProfile: its pages have another size than those of the workers that are here.
+        """
         assert instance not in self.workers, "worker_gone is due first"
-        self.workers[instance] = WorkerState(instance, profile, self.settings.max_running, self.settings.reuse)
+        if profile.page_size != self.tree.page_size:
+            self._resize(profile.page_size)
+        self.workers[instance] = WorkerState(
+            instance,
+            profile,
+            self.tree,
+            self.settings.max_running,
+            reuse=self.settings.reuse,
+            eviction=self.settings.eviction,
+        )
+
+    def _resize(self, page_size: int) -> None:
+        """Hang those who wait on a new tree of another page size, if no worker needs the present one."""
+        if self.workers:
+            raise BadProfile(f"its pages have {page_size} tokens, those of the other workers {self.tree.page_size}")
+        waiting = list(self.queue)
+        for choice in waiting:
+            self.queue.remove(choice)
+        self._leaving.clear()
+        self.tree = RadixTree(page_size)
+        self.queue.move_to(self.tree)
+        for choice in waiting:
+            self.queue.add(choice)
 
     def worker_gone(self, instance: str, failed_step: int = 0) -> None:
         """A worker's session is over: its rows wait again, each at its place, and replay on any worker."""
@@ -172,6 +218,8 @@ class Core:
             return
         blamed = [row for plan in worker.plans if plan.step == failed_step for row in plan.rows]
         rows: dict[Row, None] = dict.fromkeys(worker.rows.values())
+        worker.abandon()
+        self._leaving.append(worker)
         rows.update((row, None) for plan in worker.plans for row in plan.rows)
         for row in rows:
             self.life.drop(row, failed=row in blamed)
@@ -270,9 +318,17 @@ class Core:
                 self.ledger.done(request, now)
         self.life.finished.clear()
         self._actions.extend(self.outbox.take())
+        self._clear()
         self._flush_if_idle(now)
         actions, self._actions = self._actions, []
         return actions
+
+    def _clear(self) -> None:
+        """Take a part of what gone workers had cached out of the tree."""
+        while self._leaving:
+            if self._leaving[0].cache.evict(CLEARED_PER_PASS) == CLEARED_PER_PASS:
+                return
+            self._leaving.pop(0)
 
     def _expire(self, now: float) -> None:
         late, old = self.ledger.expire(now)
@@ -332,16 +388,19 @@ class Core:
 
     def next_wakeup(self, now: float) -> float | None:
         """When `decide` should be called although nothing happens; None if only events matter."""
+        if self._leaving:
+            return now
         return now + 0.25 if self.ledger.requests or self._flushes or self._unlinked else None
 
     def retry_after_ms(self) -> int:
         """When a refused client should come back: when what waits has been computed, at the measured pace, within 1 to 30 s."""
-        waiting = self.queue.tokens()
+        waiting = self.queue.tokens
         rate = sum(1 / each for worker in self.workers.values() if (each := worker.pace.line()[1]) > 0)
         return int(min(30_000, max(1_000, waiting / rate if rate else 0)))
 
     def check(self) -> None:
         """Raise AssertionError if any invariant does not hold. Linear in everything: for tests and for an idle service."""
+        self.tree.check()
         for worker in self.workers.values():
             worker.check()
         choices = [choice for request in self.ledger.requests.values() for choice in request.choices]
@@ -352,7 +411,7 @@ class Core:
         for choice in choices:
             assert (choice.end is not None) == (choice.stage is Stage.ENDED)
             assert (choice.row is not None) == (choice.stage in (Stage.RUNNING, Stage.LEAVING))
-            assert choice.stage is not Stage.PARKED or (choice.parked_on is not None and choice.parked_on.opened)
+            assert (choice.node is not None) == (choice.stage is Stage.WAITING)
 
 
 def truncate(choice: Choice, keep: int) -> None:

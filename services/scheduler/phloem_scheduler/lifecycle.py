@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
 
 from phloem_proto.messages import End
 
@@ -28,24 +27,18 @@ class Lifecycle:
         self.finished: list[Request] = []  # requests whose last choice ended in this pass
         self.live = 0  # choices that were taken in and have not ended
 
-    def enqueue(self, choices: Iterable[Choice]) -> None:
-        """Put choices in stage waiting into the queue, each at its own place."""
-        for choice in choices:
-            self.queue.add(choice)
-
     def end(self, choice: Choice, end: End, new_tokens: int = 0, tell: bool = True) -> None:
         """choice ends now, with its last `new_tokens` tokens not sent yet. tell=False: whoever asks knows already."""
         was = choice.stage
         choice.end = end
         choice.move("ended")
         if was is Stage.WAITING:
-            self.queue.left()
-        choice.parked_on = None
+            self.queue.remove(choice)
         row, choice.row = choice.row, None
         if row is not None:
             row.commits = False
             if row.opened:
-                self.enqueue(row.worker.close(row))
+                row.worker.close(row)
         self.counters.choices_ended += 1
         self.live -= 1
         if tell:
@@ -59,7 +52,7 @@ class Lifecycle:
         choice = row.choice
         choice.retractions += 1
         choice.move("retracted")
-        self.enqueue(row.worker.close(row))
+        row.worker.close(row)
         self.settle(row)
 
     def settle(self, row: Row) -> None:
@@ -73,22 +66,24 @@ class Lifecycle:
     def restart(self, choice: Choice, held: bytes) -> None:
         """The gateway holds more output of choice than is committed here: go on from that."""
         row, choice.row = choice.row, None
+        if choice.stage is Stage.WAITING:
+            self.queue.remove(choice)
         if row is not None:
             row.commits = False
             if row.opened:
-                self.enqueue(row.worker.close(row))
+                row.worker.close(row)
             choice.move("dropped" if choice.stage is Stage.RUNNING else "settled")
-            self.queue.add(choice)
         choice.output = array("I")
         choice.output.frombytes(held)
         choice.logprobs, choice.logprob_base, choice.checked = [], len(choice.output), False
+        if choice.stage is Stage.WAITING:
+            self.queue.add(choice)
 
     def drop(self, row: Row, failed: bool) -> None:
         """row's worker session is gone, with all it held. failed: a step that held row is to blame.
 
         The choice waits again, to be replayed from what is committed.
         """
-        self.enqueue(row.worker.wake(row, everybody=True))
         if not row.commits:
             return
         row.commits = False

@@ -24,7 +24,12 @@ COUNTED = {
     "wasted_draws": "Draws for choices that had ended",
     "late_masks": "Draws that yielded nothing and ran again",
     "retractions": "Rows that gave up their pages",
-    "parked": "Choices that waited for another's prefix",
+    "preempted": "Rows that gave up their pages to a choice of much higher priority",
+    "placed_only": "Choices that went to a worker because there was no other",
+    "placed_prefix": "Choices that went where most of their prompt was cached",
+    "placed_load": "Choices that went where least was to do",
+    "placed_balance": "Choices that went elsewhere because the worker with most of their prompt had too much to do",
+    "placed_room": "Choices that went elsewhere because better workers had no room",
     "steps": "Steps with a result",
     "failed_steps": "Steps that failed",
     "cancelled": "Requests their gateways gave up",
@@ -50,9 +55,9 @@ def load(core: Core, gateways: int, grammars: int, below: Iterable[Mapping[str, 
         capacity=total,
         running=core.running,
         waiting=core.waiting,
-        waiting_tokens=core.queue.tokens(),
+        waiting_tokens=core.queue.tokens,
         pages_free=sum(worker.cache.pool.free for worker in workers),
-        pages_cached=sum(worker.cache.tree.evictable_pages for worker in workers),
+        pages_cached=sum(worker.cache.shelf.evictable_pages for worker in workers),
         pages_used=sum(map(pages_used, workers)),
         pages_total=sum(worker.cache.pool.total for worker in workers),
         workers=len(workers),
@@ -84,10 +89,10 @@ WORKER_GAUGES: dict[str, tuple[str, Callable[[WorkerState], float]]] = {
     "pages": ("KV pages there are", lambda worker: worker.cache.pool.total),
     "pages_free": ("KV pages nobody owns", lambda worker: worker.cache.pool.free),
     "pages_held": ("KV pages that requests own", lambda worker: worker.cache.pool.held),
-    "pages_cached": ("KV pages in the radix tree", lambda worker: worker.cache.tree.total_pages),
+    "pages_cached": ("KV pages in the radix tree", lambda worker: worker.cache.shelf.total_pages),
     "pages_locked": (
         "KV pages in the radix tree that running requests read",
-        lambda worker: worker.cache.tree.locked_pages,
+        lambda worker: worker.cache.shelf.locked_pages,
     ),
     "rows": ("Sequences that have a slot", lambda worker: len(worker.rows)),
     "plans_in_flight": ("Plans sent that have no result", lambda worker: len(worker.plans)),
@@ -108,7 +113,7 @@ HELD_GAUGES: dict[str, tuple[str, Callable[[Core], float]]] = {
     ),
     "locks": (
         "Paths of the radix trees that are locked",
-        lambda core: sum(w.cache.tree.locks for w in core.workers.values()),
+        lambda core: sum(w.cache.shelf.locks for w in core.workers.values()),
     ),
     "reserve_ratio": ("Share of running rows' output that is set aside", lambda core: core.planner.reserve.share),
 }
@@ -116,7 +121,7 @@ HELD_GAUGES: dict[str, tuple[str, Callable[[Core], float]]] = {
 
 def pages_used(worker: WorkerState) -> int:
     """KV pages that running requests own or read."""
-    return worker.cache.pool.held + worker.cache.tree.locked_pages
+    return worker.cache.pool.held + worker.cache.shelf.locked_pages
 
 
 class CoreCollector(Collector):

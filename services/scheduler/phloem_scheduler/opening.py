@@ -10,9 +10,9 @@ from .counters import Counters
 from .grammars import Grammars
 from .ledger import Ledger
 from .lifecycle import Lifecycle
+from .node import TOKEN_BYTES
 from .requests import Choice, Request, Stage
 from .settings import Settings
-from .tree import TOKEN_BYTES
 from .worker import WorkerState
 
 # n > 1 is for a handful of alternatives; each takes a slot of its own.
@@ -105,7 +105,7 @@ class Opening:
             params=message.params,
             seed=message.seed,
             priority=message.priority,
-            namespace=(message.salt, ""),
+            namespace=(message.salt, message.extra),
             arrival=now - message.age_ms / 1000,
             number=self._opened,
             deadline=deadline(message, now),

@@ -1,7 +1,8 @@
 """Builds the next plan of each worker that can take one: decode rows first, then prompts under way, then newcomers.
 
-A plan is built as a draft: rows are added to it, pages taken for them, and at its end the pages that it fills enter the tree. They enter only
-then, so that nobody reads a page in the plan that fills it; who needs such a page is parked until the next.
+A plan is built as a draft: rows are added to it and pages taken for them. The pages that a row fills enter the tree at once: prompt tokens are
+known, and a worker writes all KV of a layer before it attends, so a sibling reads them in the same plan or in any later one. What a
+row is still to compute others wait for; they can't be picked meanwhile, and cost nothing.
 """
 
 from __future__ import annotations
@@ -16,19 +17,23 @@ from phloem_proto.codec import pack_ids
 from phloem_proto.messages import Plan, SlotOpen
 
 from .actions import SendPlan
-from .admission import Admission, Answer
+from .admission import Admission, Answer, too_small
 from .chunks import Budget, chunk
 from .lifecycle import Lifecycle
+from .node import TOKEN_BYTES
+from .placement import Guard, Placement
+from .preemption import victims
 from .queue import WaitingQueue
 from .requests import Choice
 from .reserve import Reserve
 from .retraction import victim
 from .rows import Row
-from .tree import TOKEN_BYTES
 from .worker import SentPlan, WorkerState
 
 # Known tokens in the slots that one plan opens: half of what the bus carries in a message.
 MOST_OPEN_BYTES = 4 << 20
+# Choices that one pass looks at: those that fit at once are limited by the budget, the others must not make a pass long.
+MOST_LOOKED_AT = 256
 
 
 @dataclass(slots=True)
@@ -42,7 +47,7 @@ class Draft:
     opens: list[SlotOpen] = field(default_factory=list)
     page_slots: array[int] = field(default_factory=lambda: array("I"))
     page_ids: array[int] = field(default_factory=lambda: array("I"))
-    budget: int = 0  # known tokens it may still take
+    budget: int = 0  # known tokens it may still take; 0 once somebody found no place in it
     open_bytes: int = 0  # of known tokens in `opens`
     extends: list[Row] = field(default_factory=list)
 
@@ -82,24 +87,53 @@ class Draft:
 class Planner:
     """Decides who runs next on which worker."""
 
-    def __init__(self, queue: WaitingQueue, life: Lifecycle, budget: Budget, depth: int, reserve: float) -> None:
+    def __init__(
+        self,
+        queue: WaitingQueue,
+        life: Lifecycle,
+        budget: Budget,
+        depth: int,
+        reserve: float,
+        preempt_above: int | None = None,
+        guard: Guard | None = None,
+    ) -> None:
         self.queue = queue
         self.life = life
         self.budget = budget
         self.depth = depth
         self.reserve = Reserve(reserve)
         self.admission = Admission(life, self.reserve)
+        self.preempt_above = preempt_above
+        self.guard = guard or Guard()
 
     def plan(self, workers: Iterable[WorkerState]) -> list[SendPlan]:
         """Plans for all workers with fewer than `depth` in flight; none for those with nothing to do."""
-        drafts = [Draft(worker) for worker in workers if len(worker.plans) < self.depth]
+        there = list(workers)
+        drafts = [Draft(worker) for worker in there if len(worker.plans) < self.depth]
+        if drafts and self.preempt_above is not None:
+            self._preempt([draft.worker for draft in drafts], self.preempt_above)
         for draft in drafts:
             self._decode(draft)
             draft.budget = self.budget.tokens(draft.worker, len(draft.rows))
             self._extend(draft)
         if drafts and len(self.queue):
-            self._admit(drafts)
+            self._admit(drafts, Placement(there, self.guard))
         return [SendPlan(draft.worker.instance, self._close(draft)) for draft in drafts if self._worth_sending(draft)]
+
+    def _preempt(self, workers: list[WorkerState], threshold: int) -> None:
+        """Make room for the first in the queue at the cost of rows of far lower priority, if that is what it takes."""
+        choice = self.queue.first()
+        if choice is None:
+            return
+        for worker in workers:
+            if too_small(choice.request, worker):
+                continue
+            rows = victims(worker, choice, self.admission, threshold)
+            for row in rows:
+                self.life.counters.preempted += 1
+                self.life.retract(row)
+            if rows:
+                return
 
     def _decode(self, draft: Draft) -> None:
         """A draw for every row that may have one; rows are retracted while pages for all of them can't be had."""
@@ -110,10 +144,10 @@ class Planner:
             short = [row for row in rows if row.planned > len(row.table) * size]
             if len(short) <= cache.room or not self._retract_one(worker):
                 break
-        pages = cache.take(len(short))
-        assert pages is not None, "a single row does not fit, although its length was checked"
-        for at, row in enumerate(short):
-            draft.append_pages(row, pages[at : at + 1])
+        for row in short:
+            pages = cache.take(1, row.table[-1] if row.table else None)
+            assert pages is not None, "a single row does not fit, although its length was checked"
+            draft.append_pages(row, pages)
         for row in rows:
             draft.decode(row)
         if rows:
@@ -146,38 +180,74 @@ class Planner:
         reach = min(draft.budget, (len(row.table) + cache.room) * size - row.computed)
         count = chunk(row.computed, row.known_tokens, reach, size)
         if count > 0:
-            pages = cache.take(cache.pages_for(row.computed + count) - len(row.table))
+            pages = cache.take(
+                cache.pages_for(row.computed + count) - len(row.table), row.table[-1] if row.table else None
+            )
             assert pages is not None
             draft.append_pages(row, pages)
             draft.extend(row, count)
+            draft.worker.publish(row)
 
-    def _admit(self, drafts: list[Draft]) -> None:
-        """Take choices from the queue, in order, while one of the workers takes them; the least loaded is asked first."""
-        while (choice := self.queue.pop()) is not None:
-            answer = Answer.NO_ROOM
-            for draft in sorted(drafts, key=load):
-                answer = self._admit_to(draft, choice)
-                if answer is not Answer.NO_ROOM:
-                    break
+    def _admit(self, drafts: list[Draft], placement: Placement) -> None:
+        """Take choices from the queue, in order, until one finds no room anywhere or no plan takes more known tokens."""
+        of = {draft.worker: draft for draft in drafts}
+        aside: list[Choice] = []
+        for _ in range(MOST_LOOKED_AT):
+            if not any(draft.budget > 0 and draft.worker.has_slot for draft in drafts):
+                break
+            choice = self.queue.first()
+            if choice is None:
+                break
+            answer = self._place(choice, of, placement)
             if answer is Answer.NO_ROOM:
-                self.queue.add(choice)
-                return
+                break
+            if answer is Answer.SOON:
+                self.queue.set_aside(choice)
+                aside.append(choice)
+        for choice in aside:
+            self.queue.back(choice)
+
+    def _place(self, choice: Choice, drafts: dict[WorkerState, Draft], placement: Placement) -> Answer:
+        """Offer choice to the workers in order of their rank. One that will do soon is waited for: others would do it later still."""
+        places = placement.rank(choice)
+        if not places:  # too long for every worker there is now: any of them says so
+            return self.admission.consider(next(iter(drafts)), choice, 0)[0]
+        for at, place in enumerate(places):
+            worker, draft = place.worker, drafts.get(place.worker)
+            if draft is None or draft.budget <= 0:
+                assert choice.node is not None
+                if self.admission.fits(worker, choice, worker.cache.cached(choice.node)):
+                    return Answer.SOON
+                continue
+            answer = self._admit_to(draft, choice)
+            if answer is Answer.ADMITTED:
+                row = draft.extends[-1]
+                placement.admitted(worker, row.known_tokens - row.computed)
+                self.life.counters.placed(place.reason if at == 0 else "room")
+            if answer is not Answer.NO_ROOM:
+                return answer
+        return Answer.NO_ROOM
 
     def _admit_to(self, draft: Draft, choice: Choice) -> Answer:
         if not draft.has_space_for(choice):
-            return Answer.NO_ROOM
+            draft.budget = 0
+            return Answer.SOON
         answer, row = self.admission.consider(draft.worker, choice, draft.budget)
+        if answer is Answer.NO_BUDGET:
+            draft.budget = 0  # strictly in order: nobody goes ahead with the little that is left
+            return Answer.SOON
         if row is None:
             return answer
-        count = chunk(row.computed, row.known_tokens, draft.budget, draft.worker.cache.page_size)
-        pages = draft.worker.cache.take(draft.worker.cache.pages_for(row.computed + count) - len(row.table))
+        cache = draft.worker.cache
+        count = chunk(row.computed, row.known_tokens, draft.budget, cache.page_size)
+        pages = cache.take(cache.pages_for(row.computed + count) - len(row.table), row.table[-1] if row.table else None)
         assert pages is not None, "admission checked that there is room"
         computed = row.computed
         row.table.extend(pages)
         draft.extend(row, count)
         draft.opens.append(slot_open(row, computed))
         draft.open_bytes += len(row.known)
-        draft.worker.start_growing(row)
+        draft.worker.publish(row)
         return answer
 
     def _worth_sending(self, draft: Draft) -> bool:
@@ -185,17 +255,12 @@ class Planner:
         return bool(draft.rows) or (bool(draft.worker.closes) and not draft.worker.plans)
 
     def _close(self, draft: Draft) -> Plan:
-        """Number the plan, note it as sent, and let the pages it fills enter the tree."""
+        """Number the plan and note it as sent."""
         worker = draft.worker
         worker.step += 1
         tokens = sum(draft.counts) + draft.counts.count(0)
         worker.plans.append(SentPlan(worker.step, draft.rows, draft.draws, tokens))
         closes, worker.closes = pack_ids(worker.closes), []
-        for row in draft.extends:
-            worker.stop_growing(row)
-            worker.publish(row)
-            worker.start_growing(row)
-            self.life.enqueue(worker.wake(row))
         return Plan(
             step=worker.step,
             rows=pack_ids([row.slot for row in draft.rows]),
@@ -205,11 +270,6 @@ class Planner:
             page_slots=pack_ids(draft.page_slots),
             page_ids=pack_ids(draft.page_ids),
         )
-
-
-def load(draft: Draft) -> tuple[int, int, str]:
-    """Least loaded first: fewest rows, then most room."""
-    return len(draft.worker.rows), -draft.worker.cache.room, draft.worker.instance
 
 
 def slot_open(row: Row, committed: int) -> SlotOpen:

@@ -1,70 +1,109 @@
-"""The waiting queue: choices in the order of a policy."""
+"""The waiting choices: on the tree, in the policy's order."""
 
 from __future__ import annotations
 
-import heapq
+from collections.abc import Iterator
 from typing import Protocol
 
+from .dfs import DepthFirst
+from .frontier import Frontier
+from .node import TOKEN_BYTES, Node
+from .policy import POLICIES, Policy, credit
 from .requests import Choice, Stage
-
-Order = tuple[float, ...]
-
-
-class Policy(Protocol):
-    """Says who is next. The order of a choice must not change while it waits."""
-
-    def order(self, choice: Choice) -> Order:
-        """Smaller is sooner; no two choices may be equal."""
-        ...
+from .tree import RadixTree
 
 
-class FirstCome:
-    """Higher priority first, then by arrival of the client's request; a retracted or replayed one thus keeps its place."""
+class Order(Protocol):
+    """Who of the choices on the tree is first."""
 
-    def order(self, choice: Choice) -> Order:
-        request = choice.request
-        return (-request.priority, request.arrival, request.number, choice.child)
+    def __len__(self) -> int: ...
+    def add(self, choice: Choice, node: Node) -> None:
+        """choice hangs on node."""
 
+    def remove(self, choice: Choice, node: Node) -> None:
+        """choice hangs there no more."""
 
-POLICIES: dict[str, type[FirstCome]] = {"fcfs": FirstCome}
+    def first(self) -> Choice | None:
+        """Who is picked next; it stays. None if nobody can be picked now, though somebody may wait."""
+
+    def changed(self, node: Node) -> None:
+        """See `tree.Waiting`."""
+
+    def split(self, upper: Node, lower: Node) -> None:
+        """See `tree.Waiting`."""
 
 
 class WaitingQueue:
-    """A heap of waiting choices. One that ends while it waits is skipped later; the heap is rebuilt when those are more than half."""
+    """Hangs choices on the tree and takes them off again."""
 
-    def __init__(self, policy: Policy) -> None:
-        self.policy = policy
-        self._heap: list[tuple[Order, Choice]] = []
-        self._waiting = 0
+    def __init__(self, tree: RadixTree, policy: str, ageing_s: float, reuse: bool = True) -> None:
+        self.policy = POLICIES[policy]
+        self.tokens = 0  # known tokens of all waiting choices, cached or not
+        self._reuse = reuse
+        self._ageing_s = ageing_s
+        self._waiting: dict[Choice, int] = {}  # and how many tokens each counts
+        self.move_to(tree)
+
+    def move_to(self, tree: RadixTree) -> None:
+        """Keep the order on another tree. The queue must be empty."""
+        assert not self._waiting
+        self.tree = tree
+        self._order = tree.waiting = order_of(self.policy, tree, self._ageing_s)
 
     def __len__(self) -> int:
-        return self._waiting
+        return len(self._waiting)
 
     def add(self, choice: Choice) -> None:
-        """choice must be in stage waiting and not be in the queue."""
-        heapq.heappush(self._heap, (self.policy.order(choice), choice))
-        self._waiting += 1
+        """choice must be in stage waiting and not be in the queue. Its place depends on its request, not on when it is added."""
+        assert choice.stage is Stage.WAITING
+        size = self.tree.page_size
+        usable = choice.match_limit // size * size if self._reuse else 0
+        choice.node = self.tree.want(choice.request.namespace, choice.known()[: usable * TOKEN_BYTES])
+        self._waiting[choice] = choice.length
+        self.tokens += choice.length
+        self._order.add(choice, choice.node)
 
-    def pop(self) -> Choice | None:
-        """Take out the first."""
-        while self._heap:
-            choice = heapq.heappop(self._heap)[1]
-            if choice.stage is Stage.WAITING:
-                self._waiting -= 1
-                return choice
-        return None
+    def first(self) -> Choice | None:
+        """Who is picked next. It stays until it is removed, so who finds no room loses nothing."""
+        return self._order.first()
 
-    def left(self) -> None:
-        """A waiting choice has ended (its stage has changed already)."""
-        self._waiting -= 1
-        if len(self._heap) > 2 * self._waiting + 64:
-            self._heap = [entry for entry in self._heap if entry[1].stage is Stage.WAITING]
-            heapq.heapify(self._heap)
+    def remove(self, choice: Choice) -> None:
+        """choice waits no more, whatever its stage is by now. Its node goes unless somebody else needs it."""
+        node = choice.node
+        assert node is not None
+        if choice.aside:
+            choice.aside = False
+        else:
+            self._order.remove(choice, node)
+        self.tokens -= self._waiting.pop(choice)
+        choice.node = None
+        self.tree.unwant(node)
 
-    def tokens(self) -> int:
-        """Tokens of all waiting choices, cached or not. Linear."""
-        return sum(choice.length for _, choice in self._heap if choice.stage is Stage.WAITING)
+    def set_aside(self, choice: Choice) -> None:
+        """Nobody looks at choice until `back`; it still counts as waiting."""
+        assert choice.node is not None
+        choice.aside = True
+        self._order.remove(choice, choice.node)
 
-    def in_order(self) -> list[Choice]:
-        """All waiting choices, first one first. Sorts: for metrics and tests."""
-        return [choice for _, choice in sorted(self._heap, key=lambda entry: entry[0]) if choice.stage is Stage.WAITING]
+    def back(self, choice: Choice) -> None:
+        """Undo `set_aside`, if it still applies."""
+        if choice.aside and choice.node is not None:
+            choice.aside = False
+            self._order.add(choice, choice.node)
+
+    def __iter__(self) -> Iterator[Choice]:
+        """All of them, in no order."""
+        return iter(self._waiting)
+
+
+def order_of(policy: Policy, tree: RadixTree, ageing_s: float) -> Order:
+    """The structure that keeps this policy's order."""
+    if policy.name == "dfs-weight":
+        return DepthFirst(policy.key)
+    if not policy.by_prefix:
+        return Frontier(policy.key, lambda key, pages: key, tree.rekey)
+
+    def score(key: tuple[float, ...], pages: int) -> tuple[float, ...]:
+        return (key[0], key[1] - credit(pages * tree.page_size, ageing_s), key[2], key[3])
+
+    return Frontier(policy.key, score, tree.rekey)

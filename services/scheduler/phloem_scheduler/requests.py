@@ -1,7 +1,6 @@
 """The nouns of the scheduler: a request, its choices, and the stages a choice goes through.
 
     judging --judged--> waiting --picked--> running --retracted--> leaving --settled--> waiting
-                        waiting --parked--> parked --woken--> waiting
                                             running --dropped--> waiting      (its worker is gone)
     any of them --ended--> ended
 
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING
 from phloem_proto.codec import pack_ids
 from phloem_proto.messages import End, Grammar, GrammarSpec, SamplingParams, TokenLogprob
 
-from .tree import TOKEN_BYTES, Namespace
+from .node import TOKEN_BYTES, Namespace, Node
 
 if TYPE_CHECKING:
     from .rows import Row
@@ -30,7 +29,6 @@ class Stage(Enum):
 
     JUDGING = "judging"  # its grammar has no verdict yet; outside the queue
     WAITING = "waiting"  # in the queue
-    PARKED = "parked"  # out of the queue until a row has computed the prefix that both share
     RUNNING = "running"  # has a slot
     LEAVING = "leaving"  # retracted: no slot any more, results of plans already sent still count
     ENDED = "ended"
@@ -39,14 +37,11 @@ class Stage(Enum):
 LIFE: dict[tuple[Stage, str], Stage] = {
     (Stage.JUDGING, "judged"): Stage.WAITING,
     (Stage.WAITING, "picked"): Stage.RUNNING,
-    (Stage.WAITING, "parked"): Stage.PARKED,
-    (Stage.PARKED, "woken"): Stage.WAITING,
     (Stage.RUNNING, "retracted"): Stage.LEAVING,
     (Stage.RUNNING, "dropped"): Stage.WAITING,
     (Stage.LEAVING, "settled"): Stage.WAITING,
     (Stage.JUDGING, "ended"): Stage.ENDED,
     (Stage.WAITING, "ended"): Stage.ENDED,
-    (Stage.PARKED, "ended"): Stage.ENDED,
     (Stage.RUNNING, "ended"): Stage.ENDED,
     (Stage.LEAVING, "ended"): Stage.ENDED,
 }
@@ -56,19 +51,21 @@ class Choice:
     """One output of a request."""
 
     __slots__ = (
+        "aside",
         "checked",
         "child",
         "end",
         "failed_steps",
         "logprob_base",
         "logprobs",
+        "node",
         "output",
-        "parked_on",
         "prompt_logprobs",
         "request",
         "retractions",
         "row",
         "stage",
+        "stamp",
     )
 
     def __init__(self, request: Request, child: int, held: bytes = b"") -> None:
@@ -86,7 +83,11 @@ class Choice:
             # Nothing predicts the first token, so no worker tells of it: its entry is made here.
             self.prompt_logprobs.append(TokenLogprob(int.from_bytes(request.ids[:TOKEN_BYTES], "little"), math.nan))
         self.row: Row | None = None  # the slot it has, or leaves
-        self.parked_on: Row | None = None
+        self.node: Node | None = None  # where it hangs on the tree while it waits
+        self.stamp = (
+            0  # changes whenever it enters or leaves the order of waiting: tells valid heap entries from old ones
+        )
+        self.aside = False  # waits, but is not looked at for the rest of this pass
         self.failed_steps = 0
         self.retractions = 0
 

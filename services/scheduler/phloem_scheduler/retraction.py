@@ -8,7 +8,7 @@ from .rows import Row
 
 
 def victim(rows: Iterable[Row]) -> Row | None:
-    """The row with the shortest output, of those the one with the longest prompt, then the last that came.
+    """Of the rows with the lowest priority the one with the shortest output, of those the one with the longest prompt, then the last that came.
 
     It has the least to compute again for the room it frees. Rows whose last draw is planned already are left to finish. None if fewer than
     two rows are there: the last one always stays, and fits, since the length of a sequence is limited to what the pool can hold.
@@ -20,7 +20,14 @@ def victim(rows: Iterable[Row]) -> Row | None:
     return min(going_on, key=cost, default=None)
 
 
-def cost(row: Row) -> tuple[int, int, float, int, int]:
+def cost(row: Row) -> tuple[int, int, int, float, int, int]:
     """Smaller is retracted sooner."""
     request = row.choice.request
-    return len(row.choice.output), -request.prompt_tokens, -request.arrival, -request.number, -row.choice.child
+    return (
+        request.priority,
+        len(row.choice.output),
+        -request.prompt_tokens,
+        -request.arrival,
+        -request.number,
+        -row.choice.child,
+    )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING
 
+from .node import Node
 from .requests import Choice
-from .tree import Node
 
 if TYPE_CHECKING:
     from .worker import WorkerState
@@ -19,9 +19,7 @@ class Row:
         "choice",
         "commits",
         "computed",
-        "followers",
         "generation",
-        "grow_key",
         "in_flight",
         "known",
         "known_tokens",
@@ -33,6 +31,7 @@ class Row:
         "quota",
         "slot",
         "table",
+        "target",
         "tree_pages",
         "worker",
     )
@@ -61,10 +60,8 @@ class Row:
         self.in_flight = 0  # plans sent that hold this row
         self.opened = True  # has its slot
         self.commits = True  # results still count; false once the choice has ended or was taken away
-        self.grow_key: tuple[int, bytes] | None = None  # its entry in worker.growing
-        self.followers: list[
-            tuple[int, tuple[float, ...], Choice]
-        ] = []  # heap of choices parked until so many pages are in the tree
+        # The node that its prompt's path leads to: what the worker lacks of it is this row's to compute.
+        self.target: Node | None = None
 
     @property
     def extending(self) -> bool:

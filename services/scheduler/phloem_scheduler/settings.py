@@ -19,7 +19,17 @@ class Settings:
     """Choices that wait; beyond it opens are refused."""
     depth: int = 2
     """Plans in flight per worker, 1 to 3."""
-    policy: str = "fcfs"
+    policy: str = "lpm"
+    """Order of the queue, see `policy.POLICIES`."""
+    ageing_s: float = 30.0
+    """lpm: nobody is overtaken by a request that arrived more than this many seconds later."""
+    eviction: str = "lru"
+    """Which unused cached pages go first, see `eviction.EVICTION`."""
+    preempt_above: int | None = 10
+    """A waiting choice takes the room of running ones whose priority is lower by more than this; None = never."""
+    balance_ratio: float = 1.5
+    balance_rows: int = 16
+    """A worker with more rows than `balance_ratio` times the least loaded one's, and at least `balance_rows` more, takes newcomers last."""
     reuse: bool = True
     """Keep KV in the radix tree after its request."""
     reserve: float = 0.7

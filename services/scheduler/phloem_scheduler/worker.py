@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from phloem_proto.messages import WorkerProfile
 
 from .cache import Cache
+from .node import TOKEN_BYTES
 from .pace import Pace
-from .requests import Choice, Stage
 from .rows import Row
-from .tree import TOKEN_BYTES, common_length
+from .tree import RadixTree
 
 
 @dataclass(slots=True)
@@ -25,21 +25,37 @@ class SentPlan:
     tokens: int  # known tokens and decode rows, for the pace
 
 
+@dataclass(slots=True)
+class Traffic:
+    """What was placed on a worker since it joined."""
+
+    choices: int = 0
+    prompt_tokens: int = 0  # their known tokens
+    cached_tokens: int = 0  # those of them found here
+
+
 class WorkerState:
     """Everything here is dropped as a whole when the worker's session ends."""
 
-    def __init__(self, instance: str, profile: WorkerProfile, max_running: int, reuse: bool) -> None:
+    def __init__(
+        self,
+        instance: str,
+        profile: WorkerProfile,
+        tree: RadixTree,
+        max_running: int,
+        reuse: bool = True,
+        eviction: str = "lru",
+    ) -> None:
         self.instance = instance
         self.profile = profile
-        self.cache = Cache(profile.pages, profile.page_size, reuse=reuse)
+        self.cache = Cache(tree, profile.pages, name=instance, eviction=eviction, reuse=reuse)
         self.capacity = min(profile.context_length, profile.pages * profile.page_size)  # most tokens of one sequence
         self.rows: dict[int, Row] = {}  # by slot, in order of opening
         self.plans: deque[SentPlan] = deque()
         self.closes: list[int] = []  # slots for the next plan to empty
         self.step = 0
         self.pace = Pace(profile.max_step_tokens)
-        # (node, the page after it) -> the row that is about to compute that page.
-        self.growing: dict[tuple[int, bytes], Row] = {}
+        self.traffic = Traffic()
         # Each decode row takes a token of the step; a page of it is kept for prompts, so that these always advance.
         self._slots = list(range(max(1, min(profile.slots, profile.max_step_tokens - profile.page_size, max_running))))
         self._generations = [0] * len(self._slots)
@@ -59,6 +75,11 @@ class WorkerState:
         """Nothing runs, nothing is due, nothing is to be told."""
         return not (self.rows or self.plans or self.closes)
 
+    @property
+    def backlog(self) -> int:
+        """Known tokens of its rows that no plan has yet."""
+        return sum(row.known_tokens - row.computed for row in self.rows.values() if row.extending)
+
     def take_slot(self) -> int:
         """The lowest free slot: keeps the worker's live slots together."""
         return heapq.heappop(self._slots)
@@ -68,69 +89,55 @@ class WorkerState:
         self._generations[slot] += 1
         return self._generations[slot]
 
-    def publish(self, row: Row) -> None:
-        """Put row's filled pages into the tree, unless the tree has its own copy; then wake those who waited for them."""
-        end, start, size = row.filled_pages, row.tree_pages, self.cache.page_size
-        if end > start and not row.private and self.cache.reuse:
-            key = row.choice.packed(start * size, end * size)
-            if self.cache.tree.continues(row.node, key[: size * TOKEN_BYTES]):
-                row.private = True
-            else:
-                row.node = self.cache.extend(row.node, key, row.table[start:end]).node
-                row.tree_pages = end
+    def open(self, row: Row) -> None:
+        """row has its slot: whatever it is about to compute, others wait for."""
+        self.rows[row.slot] = row
+        if row.target is not None:
+            self.cache.tree.compute(self.cache.shelf, row.target, row)
 
-    def close(self, row: Row) -> list[Choice]:
-        """Take the slot from row: filled pages go to the tree, the others become free, from the next plan on. Returns choices to wake."""
+    def publish(self, row: Row) -> None:
+        """Put row's filled pages into the tree, unless this worker has another copy of them there already."""
+        end, start, size = row.filled_pages, row.tree_pages, self.cache.page_size
+        if end <= start or row.private or not self.cache.reuse:
+            return
+        key = row.choice.packed(start * size, end * size)
+        if self.cache.has_next(row.node, key[: size * TOKEN_BYTES]):
+            row.private = True
+            if row.target is not None:
+                self.cache.tree.pause(self.cache.shelf, row.target, row)
+        else:
+            priority = row.choice.request.priority
+            row.node = self.cache.extend(row.node, key, row.table[start:end], priority).node
+            row.tree_pages = end
+
+    def close(self, row: Row) -> None:
+        """Take the slot from row: filled pages go to the tree, the others become free, from the next plan on."""
         end, start, size = row.filled_pages, row.tree_pages, self.cache.page_size
         own = row.table[start:]
         if end > start:
-            extension = self.cache.extend(row.node, row.choice.packed(start * size, end * size), row.table[start:end])
+            key = row.choice.packed(start * size, end * size)
+            extension = self.cache.extend(row.node, key, row.table[start:end], row.choice.request.priority)
             row.node = extension.node
             own = row.table[start : start + extension.present] + row.table[end:]
-        self.cache.release(row.node)
+        self._let_go(row)
         self.cache.give_back(own)
         row.opened = False
         del self.rows[row.slot]
         self.closes.append(row.slot)
         heapq.heappush(self._slots, row.slot)
-        self.stop_growing(row)
-        return self.wake(row, everybody=True)
 
-    def start_growing(self, row: Row) -> None:
-        """Announce the whole page that row computes next, so that choices which share it wait for it instead of computing it too."""
-        size = self.cache.page_size
-        if not self.cache.reuse or row.private or row.known_tokens < (row.tree_pages + 1) * size:
-            return
-        start = row.tree_pages * size * TOKEN_BYTES
-        key = (row.node.order, row.known[start : start + size * TOKEN_BYTES])
-        if self.growing.setdefault(key, row) is row:
-            row.grow_key = key
+    def abandon(self) -> None:
+        """The session is over: nobody uses its cache any more. What is in the tree still has to be evicted."""
+        for row in self.rows.values():
+            self._let_go(row)
+            self.cache.give_back(row.table[row.tree_pages :])
 
-    def stop_growing(self, row: Row) -> None:
-        """Withdraw the announcement."""
-        if row.grow_key is not None:
-            del self.growing[row.grow_key]
-            row.grow_key = None
-
-    def park(self, choice: Choice, leader: Row, known: bytes, limit: int, order: tuple[float, ...]) -> None:
-        """Take choice (just popped from the queue) aside until leader has computed the whole pages that both begin with."""
-        unit = self.cache.page_size * TOKEN_BYTES
-        shared = common_length(known[: limit * TOKEN_BYTES], 0, leader.known, unit) // unit
-        choice.move("parked")
-        choice.parked_on = leader
-        heapq.heappush(leader.followers, (shared, order, choice))
-
-    def wake(self, leader: Row, everybody: bool = False) -> list[Choice]:
-        """Choices whose shared pages are in the tree now (or all); the caller puts them back into the queue."""
-        woken: list[Choice] = []
-        everybody = everybody or leader.private or not leader.extending
-        while leader.followers and (everybody or leader.followers[0][0] <= leader.tree_pages):
-            choice = heapq.heappop(leader.followers)[2]
-            if choice.stage is Stage.PARKED and choice.parked_on is leader:
-                choice.parked_on = None
-                choice.move("woken")
-                woken.append(choice)
-        return woken
+    def _let_go(self, row: Row) -> None:
+        """row uses its path no more, and computes nothing."""
+        if row.target is not None:
+            self.cache.tree.leave(self.cache.shelf, row.target, row)
+            row.target = None
+        self.cache.release(row.node)
 
     def check(self) -> None:
         """Raise AssertionError if rows, slots and pages contradict each other. Linear: for tests and for an idle service."""
@@ -140,8 +147,4 @@ class WorkerState:
         in_flight = sum(row.opened for plan in self.plans for row in plan.rows)
         assert in_flight == sum(row.in_flight for row in self.rows.values())
         for row in self.rows.values():
-            assert row.node.locks > 0
             assert len(row.table) * self.cache.page_size >= (row.computed if row.extending else row.planned - 1)
-        if not self.rows:
-            assert self.cache.tree.locked_pages == 0
-            assert not self.growing
