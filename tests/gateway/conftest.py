@@ -9,6 +9,7 @@ import pytest
 
 from phloem_gateway.config import GatewayConfig
 
+from .cache_backend import FakeCache
 from .grpc_client import Client
 from .openai_schemas import relaxed
 from .world import World, world
@@ -30,6 +31,18 @@ def shared(_shared_world: World) -> World:
     """A world that other tests of the module have used; its fakes are reset."""
     _shared_world.backend.reset()
     return _shared_world
+
+
+@pytest.fixture(scope="module")
+async def _shared_cache(_shared_world: World) -> FakeCache:
+    return FakeCache.attach(_shared_world.backend.scheduler)
+
+
+@pytest.fixture
+def cache(shared: World, _shared_cache: FakeCache) -> FakeCache:
+    """The cache side of the shared world's scheduler, reset."""
+    _shared_cache.reset()
+    return _shared_cache
 
 
 @pytest.fixture(scope="module")

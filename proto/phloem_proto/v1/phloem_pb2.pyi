@@ -1,4 +1,5 @@
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
@@ -290,3 +291,230 @@ class FlushCacheResponse(_message.Message):
     FLUSHED_PAGES_FIELD_NUMBER: _ClassVar[int]
     flushed_pages: int
     def __init__(self, flushed_pages: _Optional[int] = ...) -> None: ...
+
+class PinRequest(_message.Message):
+    __slots__ = ("id", "model", "text", "chat", "token_ids", "ttl_seconds", "cache_salt", "extra_key")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    CHAT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TTL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    EXTRA_KEY_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    model: str
+    text: str
+    chat: Chat
+    token_ids: TokenIds
+    ttl_seconds: float
+    cache_salt: str
+    extra_key: str
+    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., ttl_seconds: _Optional[float] = ..., cache_salt: _Optional[str] = ..., extra_key: _Optional[str] = ...) -> None: ...
+
+class PinInfo(_message.Message):
+    __slots__ = ("id", "tokens", "ttl_seconds", "expires_at", "worker")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TTL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    tokens: int
+    ttl_seconds: float
+    expires_at: int
+    worker: str
+    def __init__(self, id: _Optional[str] = ..., tokens: _Optional[int] = ..., ttl_seconds: _Optional[float] = ..., expires_at: _Optional[int] = ..., worker: _Optional[str] = ...) -> None: ...
+
+class PinResponse(_message.Message):
+    __slots__ = ("pin", "prompt_tokens", "cached_tokens")
+    PIN_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    pin: PinInfo
+    prompt_tokens: int
+    cached_tokens: int
+    def __init__(self, pin: _Optional[_Union[PinInfo, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+
+class RenewPinRequest(_message.Message):
+    __slots__ = ("id", "ttl_seconds")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    TTL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    ttl_seconds: float
+    def __init__(self, id: _Optional[str] = ..., ttl_seconds: _Optional[float] = ...) -> None: ...
+
+class UnpinRequest(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    def __init__(self, id: _Optional[str] = ...) -> None: ...
+
+class ListPinsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListPinsResponse(_message.Message):
+    __slots__ = ("pins",)
+    PINS_FIELD_NUMBER: _ClassVar[int]
+    pins: _containers.RepeatedCompositeFieldContainer[PinInfo]
+    def __init__(self, pins: _Optional[_Iterable[_Union[PinInfo, _Mapping]]] = ...) -> None: ...
+
+class GetRadixRequest(_message.Message):
+    __slots__ = ("max_nodes", "edge_ids")
+    MAX_NODES_FIELD_NUMBER: _ClassVar[int]
+    EDGE_IDS_FIELD_NUMBER: _ClassVar[int]
+    max_nodes: int
+    edge_ids: int
+    def __init__(self, max_nodes: _Optional[int] = ..., edge_ids: _Optional[int] = ...) -> None: ...
+
+class RadixCopy(_message.Message):
+    __slots__ = ("locks", "hits")
+    LOCKS_FIELD_NUMBER: _ClassVar[int]
+    HITS_FIELD_NUMBER: _ClassVar[int]
+    locks: int
+    hits: int
+    def __init__(self, locks: _Optional[int] = ..., hits: _Optional[int] = ...) -> None: ...
+
+class RadixNode(_message.Message):
+    __slots__ = ("id", "parent", "tokens", "depth", "wanted", "pinned", "hidden", "text", "salted", "workers")
+    class WorkersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: RadixCopy
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[RadixCopy, _Mapping]] = ...) -> None: ...
+    ID_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DEPTH_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    SALTED_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    parent: int
+    tokens: int
+    depth: int
+    wanted: int
+    pinned: int
+    hidden: int
+    text: str
+    salted: bool
+    workers: _containers.MessageMap[str, RadixCopy]
+    def __init__(self, id: _Optional[int] = ..., parent: _Optional[int] = ..., tokens: _Optional[int] = ..., depth: _Optional[int] = ..., wanted: _Optional[int] = ..., pinned: _Optional[int] = ..., hidden: _Optional[int] = ..., text: _Optional[str] = ..., salted: _Optional[bool] = ..., workers: _Optional[_Mapping[str, RadixCopy]] = ...) -> None: ...
+
+class RadixWorker(_message.Message):
+    __slots__ = ("instance", "pages", "pages_free", "pages_held", "pages_cached", "pages_locked", "rows", "placed", "prompt_tokens", "cached_tokens", "share", "hit_share")
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FREE_FIELD_NUMBER: _ClassVar[int]
+    PAGES_HELD_FIELD_NUMBER: _ClassVar[int]
+    PAGES_CACHED_FIELD_NUMBER: _ClassVar[int]
+    PAGES_LOCKED_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    PLACED_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    HIT_SHARE_FIELD_NUMBER: _ClassVar[int]
+    instance: str
+    pages: int
+    pages_free: int
+    pages_held: int
+    pages_cached: int
+    pages_locked: int
+    rows: int
+    placed: int
+    prompt_tokens: int
+    cached_tokens: int
+    share: float
+    hit_share: float
+    def __init__(self, instance: _Optional[str] = ..., pages: _Optional[int] = ..., pages_free: _Optional[int] = ..., pages_held: _Optional[int] = ..., pages_cached: _Optional[int] = ..., pages_locked: _Optional[int] = ..., rows: _Optional[int] = ..., placed: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., share: _Optional[float] = ..., hit_share: _Optional[float] = ...) -> None: ...
+
+class GetRadixResponse(_message.Message):
+    __slots__ = ("model", "page_size", "total_nodes", "total_tokens", "namespaces", "waiting", "workers", "nodes")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_NODES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACES_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    page_size: int
+    total_nodes: int
+    total_tokens: int
+    namespaces: int
+    waiting: int
+    workers: _containers.RepeatedCompositeFieldContainer[RadixWorker]
+    nodes: _containers.RepeatedCompositeFieldContainer[RadixNode]
+    def __init__(self, model: _Optional[str] = ..., page_size: _Optional[int] = ..., total_nodes: _Optional[int] = ..., total_tokens: _Optional[int] = ..., namespaces: _Optional[int] = ..., waiting: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[RadixWorker, _Mapping]]] = ..., nodes: _Optional[_Iterable[_Union[RadixNode, _Mapping]]] = ...) -> None: ...
+
+class KvEventsRequest(_message.Message):
+    __slots__ = ("snapshot", "workers")
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    snapshot: bool
+    workers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, snapshot: _Optional[bool] = ..., workers: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class BlockStored(_message.Message):
+    __slots__ = ("block_hashes", "parent_block_hash", "token_ids", "block_size")
+    BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
+    PARENT_BLOCK_HASH_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    block_hashes: _containers.RepeatedScalarFieldContainer[int]
+    parent_block_hash: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    block_size: int
+    def __init__(self, block_hashes: _Optional[_Iterable[int]] = ..., parent_block_hash: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., block_size: _Optional[int] = ...) -> None: ...
+
+class BlockRemoved(_message.Message):
+    __slots__ = ("block_hashes",)
+    BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
+    block_hashes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, block_hashes: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class AllBlocksCleared(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class KvEvent(_message.Message):
+    __slots__ = ("block_stored", "block_removed", "all_blocks_cleared")
+    BLOCK_STORED_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_REMOVED_FIELD_NUMBER: _ClassVar[int]
+    ALL_BLOCKS_CLEARED_FIELD_NUMBER: _ClassVar[int]
+    block_stored: BlockStored
+    block_removed: BlockRemoved
+    all_blocks_cleared: AllBlocksCleared
+    def __init__(self, block_stored: _Optional[_Union[BlockStored, _Mapping]] = ..., block_removed: _Optional[_Union[BlockRemoved, _Mapping]] = ..., all_blocks_cleared: _Optional[_Union[AllBlocksCleared, _Mapping]] = ...) -> None: ...
+
+class KvEventBatch(_message.Message):
+    __slots__ = ("worker", "incarnation", "seq", "block_size", "events", "kind")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        CHANGE: _ClassVar[KvEventBatch.Kind]
+        SNAPSHOT: _ClassVar[KvEventBatch.Kind]
+        SNAPSHOT_CONTINUED: _ClassVar[KvEventBatch.Kind]
+    CHANGE: KvEventBatch.Kind
+    SNAPSHOT: KvEventBatch.Kind
+    SNAPSHOT_CONTINUED: KvEventBatch.Kind
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    incarnation: int
+    seq: int
+    block_size: int
+    events: _containers.RepeatedCompositeFieldContainer[KvEvent]
+    kind: KvEventBatch.Kind
+    def __init__(self, worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., seq: _Optional[int] = ..., block_size: _Optional[int] = ..., events: _Optional[_Iterable[_Union[KvEvent, _Mapping]]] = ..., kind: _Optional[_Union[KvEventBatch.Kind, str]] = ...) -> None: ...

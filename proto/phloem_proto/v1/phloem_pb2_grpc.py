@@ -69,6 +69,36 @@ class PhloemStub:
                 request_serializer=phloem__proto_dot_v1_dot_phloem__pb2.FlushCacheRequest.SerializeToString,
                 response_deserializer=phloem__proto_dot_v1_dot_phloem__pb2.FlushCacheResponse.FromString,
                 _registered_method=True)
+        self.Pin = channel.unary_unary(
+                '/phloem.v1.Phloem/Pin',
+                request_serializer=phloem__proto_dot_v1_dot_phloem__pb2.PinRequest.SerializeToString,
+                response_deserializer=phloem__proto_dot_v1_dot_phloem__pb2.PinResponse.FromString,
+                _registered_method=True)
+        self.RenewPin = channel.unary_unary(
+                '/phloem.v1.Phloem/RenewPin',
+                request_serializer=phloem__proto_dot_v1_dot_phloem__pb2.RenewPinRequest.SerializeToString,
+                response_deserializer=phloem__proto_dot_v1_dot_phloem__pb2.PinInfo.FromString,
+                _registered_method=True)
+        self.Unpin = channel.unary_unary(
+                '/phloem.v1.Phloem/Unpin',
+                request_serializer=phloem__proto_dot_v1_dot_phloem__pb2.UnpinRequest.SerializeToString,
+                response_deserializer=phloem__proto_dot_v1_dot_phloem__pb2.PinInfo.FromString,
+                _registered_method=True)
+        self.ListPins = channel.unary_unary(
+                '/phloem.v1.Phloem/ListPins',
+                request_serializer=phloem__proto_dot_v1_dot_phloem__pb2.ListPinsRequest.SerializeToString,
+                response_deserializer=phloem__proto_dot_v1_dot_phloem__pb2.ListPinsResponse.FromString,
+                _registered_method=True)
+        self.GetRadix = channel.unary_unary(
+                '/phloem.v1.Phloem/GetRadix',
+                request_serializer=phloem__proto_dot_v1_dot_phloem__pb2.GetRadixRequest.SerializeToString,
+                response_deserializer=phloem__proto_dot_v1_dot_phloem__pb2.GetRadixResponse.FromString,
+                _registered_method=True)
+        self.KvEvents = channel.unary_stream(
+                '/phloem.v1.Phloem/KvEvents',
+                request_serializer=phloem__proto_dot_v1_dot_phloem__pb2.KvEventsRequest.SerializeToString,
+                response_deserializer=phloem__proto_dot_v1_dot_phloem__pb2.KvEventBatch.FromString,
+                _registered_method=True)
 
 
 class PhloemServicer:
@@ -122,6 +152,49 @@ class PhloemServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Pin(self, request, context):
+        """Compute a prompt and keep its whole pages in the cache until the lease ends. RESOURCE_EXHAUSTED when there are too many leases.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RenewPin(self, request, context):
+        """Let a lease last from now on for another time. INVALID_ARGUMENT for an id that the caller has no lease of.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Unpin(self, request, context):
+        """End a lease; the answer is what it was. INVALID_ARGUMENT for an id that the caller has no lease of.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListPins(self, request, context):
+        """The caller's leases, oldest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetRadix(self, request, context):
+        """A picture of the prefix cache. NOT_FOUND where the server's setting --radix is off.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def KvEvents(self, request, context):
+        """Changes of the workers' caches, as they happen, until the caller leaves. The initial metadata comes once changes are being sent.
+        RESOURCE_EXHAUSTED when the caller reads too slowly, UNAVAILABLE when the scheduler is lost: subscribe again, with a snapshot.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PhloemServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -159,6 +232,36 @@ def add_PhloemServicer_to_server(servicer, server):
                     servicer.FlushCache,
                     request_deserializer=phloem__proto_dot_v1_dot_phloem__pb2.FlushCacheRequest.FromString,
                     response_serializer=phloem__proto_dot_v1_dot_phloem__pb2.FlushCacheResponse.SerializeToString,
+            ),
+            'Pin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pin,
+                    request_deserializer=phloem__proto_dot_v1_dot_phloem__pb2.PinRequest.FromString,
+                    response_serializer=phloem__proto_dot_v1_dot_phloem__pb2.PinResponse.SerializeToString,
+            ),
+            'RenewPin': grpc.unary_unary_rpc_method_handler(
+                    servicer.RenewPin,
+                    request_deserializer=phloem__proto_dot_v1_dot_phloem__pb2.RenewPinRequest.FromString,
+                    response_serializer=phloem__proto_dot_v1_dot_phloem__pb2.PinInfo.SerializeToString,
+            ),
+            'Unpin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Unpin,
+                    request_deserializer=phloem__proto_dot_v1_dot_phloem__pb2.UnpinRequest.FromString,
+                    response_serializer=phloem__proto_dot_v1_dot_phloem__pb2.PinInfo.SerializeToString,
+            ),
+            'ListPins': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPins,
+                    request_deserializer=phloem__proto_dot_v1_dot_phloem__pb2.ListPinsRequest.FromString,
+                    response_serializer=phloem__proto_dot_v1_dot_phloem__pb2.ListPinsResponse.SerializeToString,
+            ),
+            'GetRadix': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetRadix,
+                    request_deserializer=phloem__proto_dot_v1_dot_phloem__pb2.GetRadixRequest.FromString,
+                    response_serializer=phloem__proto_dot_v1_dot_phloem__pb2.GetRadixResponse.SerializeToString,
+            ),
+            'KvEvents': grpc.unary_stream_rpc_method_handler(
+                    servicer.KvEvents,
+                    request_deserializer=phloem__proto_dot_v1_dot_phloem__pb2.KvEventsRequest.FromString,
+                    response_serializer=phloem__proto_dot_v1_dot_phloem__pb2.KvEventBatch.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -350,6 +453,168 @@ class Phloem:
             '/phloem.v1.Phloem/FlushCache',
             phloem__proto_dot_v1_dot_phloem__pb2.FlushCacheRequest.SerializeToString,
             phloem__proto_dot_v1_dot_phloem__pb2.FlushCacheResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/phloem.v1.Phloem/Pin',
+            phloem__proto_dot_v1_dot_phloem__pb2.PinRequest.SerializeToString,
+            phloem__proto_dot_v1_dot_phloem__pb2.PinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RenewPin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/phloem.v1.Phloem/RenewPin',
+            phloem__proto_dot_v1_dot_phloem__pb2.RenewPinRequest.SerializeToString,
+            phloem__proto_dot_v1_dot_phloem__pb2.PinInfo.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Unpin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/phloem.v1.Phloem/Unpin',
+            phloem__proto_dot_v1_dot_phloem__pb2.UnpinRequest.SerializeToString,
+            phloem__proto_dot_v1_dot_phloem__pb2.PinInfo.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPins(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/phloem.v1.Phloem/ListPins',
+            phloem__proto_dot_v1_dot_phloem__pb2.ListPinsRequest.SerializeToString,
+            phloem__proto_dot_v1_dot_phloem__pb2.ListPinsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetRadix(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/phloem.v1.Phloem/GetRadix',
+            phloem__proto_dot_v1_dot_phloem__pb2.GetRadixRequest.SerializeToString,
+            phloem__proto_dot_v1_dot_phloem__pb2.GetRadixResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def KvEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/phloem.v1.Phloem/KvEvents',
+            phloem__proto_dot_v1_dot_phloem__pb2.KvEventsRequest.SerializeToString,
+            phloem__proto_dot_v1_dot_phloem__pb2.KvEventBatch.FromString,
             options,
             channel_credentials,
             insecure,

@@ -54,6 +54,14 @@ def gateway(
         str,
         typer.Option("--cors-origins", envvar="PHLOEM_CORS_ORIGINS", help="Browser origins, with commas; * = any."),
     ] = "",
+    radix: Annotated[
+        str,
+        typer.Option(
+            "--radix",
+            envvar="PHLOEM_RADIX",
+            help="What clients see of the prefix cache: off, shape, text, or auto = text unless API keys are set.",
+        ),
+    ] = DEFAULTS.radix,
     max_body_bytes: Annotated[int, _limit("--max-body-bytes", "Largest request body.")] = DEFAULTS.max_body_bytes,
     request_timeout: Annotated[
         float, _limit("--request-timeout", "Deadline of a request, in seconds.")
@@ -91,6 +99,7 @@ def gateway(
             grpc_port=None if grpc_port == -1 else grpc_port,
             api_keys_file=api_keys_file,
             cors_origins=tuple(origin.strip() for origin in cors_origins.split(",") if origin.strip()),
+            radix=radix,
             max_body_bytes=max_body_bytes,
             request_timeout_s=request_timeout,
             max_live=max_live,

@@ -76,6 +76,17 @@ class Backends:
             raise unavailable(trouble or "No scheduler is ready.")
         return leader
 
+    def require_scheduler(self) -> Peer:
+        """The leading scheduler, whether or not it has workers. Raises `ApiError` (``service_unavailable``) if there is none."""
+        leader = self.leader()
+        if self.draining:
+            raise unavailable("The server is shutting down.")
+        if not self.presence.node.bus.connected:
+            raise unavailable("The message bus is not reachable.")
+        if leader is None:
+            raise unavailable("No scheduler is ready.")
+        return leader
+
     def require_tokenizer(self) -> None:
         """Raises `ApiError` (``service_unavailable``) if no tokenizer can be called now."""
         if self.draining:

@@ -25,9 +25,11 @@ from .checks import ModelFacts, fits
 from .config import GatewayConfig
 from .core import Core
 from .errors import ApiError
+from .kv_events import KvHub
 from .live import Child, Live
 from .metrics import Metrics
 from .opener import Opener
+from .pins import PinDesk
 from .request import Generation
 from .texts import Texts
 
@@ -57,6 +59,8 @@ class Gateway:
         self.texts = Texts(self.backends)
         self.core = Core(config.byte_budget)
         self.admission = Admission(config.max_live)
+        self.pins = PinDesk(self, self.backends, rng)
+        self.kv = KvHub(presence, self.backends)
         self.opener = Opener(self.core, self.backends, metrics, presence.node.instance, self._tell)
         self._node = presence.node
         self._rng = rng
@@ -287,6 +291,7 @@ class Gateway:
             self._tasks = tasks
             tasks.start_soon(self._send)
             tasks.start_soon(self._reconcile)
+            tasks.start_soon(self.kv.run)
 
     async def _send(self) -> None:
         while True:

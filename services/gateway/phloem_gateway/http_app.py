@@ -23,6 +23,7 @@ from .decode import to_json
 from .errors import ApiError, internal
 from .exchange import ClientGone, Exchange
 from .gateway import Gateway
+from .http_cache import Cache
 from .http_native import Native
 from .http_openai import OpenAI
 from .serving import SlowClient
@@ -41,7 +42,7 @@ def build(gateway: Gateway, keys: Keys, rng: random.Random, cors_origins: Sequen
         rng: draws request ids.
         cors_origins: who may call from a browser; none = nobody.
     """
-    openai, native, ops = OpenAI(gateway), Native(gateway), Operations(gateway)
+    openai, native, cache, ops = OpenAI(gateway), Native(gateway), Cache(gateway), Operations(gateway)
     table: list[tuple[str, list[str], Handler]] = [
         ("/v1/chat/completions", ["POST"], openai.chat),
         ("/v1/completions", ["POST"], openai.completion),
@@ -51,6 +52,9 @@ def build(gateway: Gateway, keys: Keys, rng: random.Random, cors_origins: Sequen
         ("/tokenize", ["POST"], native.tokenize),
         ("/detokenize", ["POST"], native.detokenize),
         ("/flush_cache", ["GET", "POST"], native.flush_cache),
+        ("/radix", ["GET"], cache.radix),
+        ("/pins", ["GET", "POST"], cache.pins),
+        ("/pins/{id:path}", ["POST", "DELETE"], cache.pin),
         ("/health", ["GET"], ops.health),
         ("/live", ["GET"], ops.live),
         ("/metrics", ["GET"], ops.metrics),
@@ -60,7 +64,7 @@ def build(gateway: Gateway, keys: Keys, rng: random.Random, cors_origins: Sequen
     app = Guard(app, routes, keys, gateway)
     if cors_origins:
         app = CORSMiddleware(
-            app, allow_origins=list(cors_origins), allow_methods=["GET", "POST", "PUT"], allow_headers=["*"],
+            app, allow_origins=list(cors_origins), allow_methods=["GET", "POST", "PUT", "DELETE"], allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after"],
         )  # fmt: skip
     return RequestIds(app, rng)

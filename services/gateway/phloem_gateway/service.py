@@ -179,3 +179,4 @@ class GatewayService:
         with anyio.move_on_after(ctx.drain_s):
             await self.gateway.wait_idle()
         self.gateway.end_all("The server is shutting down.")
+        self.gateway.kv.close("The server is shutting down.")

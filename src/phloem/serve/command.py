@@ -30,6 +30,7 @@ def serve(
     grpc_port: flags.GrpcPort = 50051,
     api_keys_file: flags.ApiKeysFile = None,
     cors_origins: flags.CorsOrigins = "",
+    radix: flags.Radix = _GATEWAY.radix,
     request_timeout: flags.RequestTimeout = _GATEWAY.request_timeout_s,
     dtype: flags.Dtype = _WORKER.dtype,
     device: flags.Device = _WORKER.device,
@@ -71,6 +72,7 @@ def serve(
             grpc_port=None if grpc_port == -1 else grpc_port,
             api_keys_file=api_keys_file,
             cors_origins=tuple(origin.strip() for origin in cors_origins.split(",") if origin.strip()),
+            radix=radix,
             request_timeout_s=request_timeout,
         )
         worker = WorkerConfig(

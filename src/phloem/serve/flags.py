@@ -56,6 +56,15 @@ CorsOrigins = Annotated[
         rich_help_panel=_EDGE,
     ),
 ]
+Radix = Annotated[
+    str,
+    typer.Option(
+        "--radix",
+        envvar="PHLOEM_RADIX",
+        help="What clients see of the prefix cache: off, shape, text, or auto = text unless API keys are set.",
+        rich_help_panel=_EDGE,
+    ),
+]
 RequestTimeout = Annotated[
     float,
     typer.Option(
