@@ -9,11 +9,10 @@ from phloem_proto.codec import pack_ids, unpack_ids
 from phloem_proto.messages import (
     Cancel,
     End,
-    FlushReply,
     GrammarSpec,
     Held,
+    KvEvents,
     Open,
-    OpenReply,
     Output,
     Plan,
     SamplingParams,
@@ -21,7 +20,7 @@ from phloem_proto.messages import (
     TokenFrame,
     WorkerProfile,
 )
-from phloem_scheduler.actions import AskCompile, NewSession, Reply, SendLost, SendOutput, SendPlan
+from phloem_scheduler.actions import AskCompile, NewSession, PublishKv, Reply, SendLost, SendOutput, SendPlan
 from phloem_scheduler.core import Core
 from phloem_scheduler.settings import Settings
 
@@ -46,7 +45,8 @@ class World:
         self.workers: dict[str, FakeWorker] = {}
         self.plans: dict[str, deque[Plan]] = {}
         self.sent: list[Plan] = []
-        self.replies: dict[object, OpenReply | FlushReply] = {}
+        self.replies: dict[object, Any] = {}
+        self.events: list[KvEvents] = []
         self.frames: list[TokenFrame] = []
         self.outputs: dict[Key, list[int]] = {}
         self.ends: dict[Key, End] = {}
@@ -114,6 +114,8 @@ class World:
                     self.compiles.append(spec)
                 case SendLost(gateway, rids, _):
                     self.lost.append((gateway, rids))
+                case PublishKv(message):
+                    self.events.append(message)
                 case NewSession(name):
                     self.join(name, self.workers[name])
         self.core.check()

@@ -77,6 +77,9 @@ def scheduler(
         int,
         _option("--balance-rows", "Several workers: rows more than the least loaded one's that are too many.", _BATCH),
     ] = DEFAULTS.balance_rows,
+    pin_share: Annotated[
+        float, _option("--pin-share", "Share of a worker's pages that pins may hold.", _LIMITS)
+    ] = DEFAULTS.pin_share,
     disable_radix_cache: Annotated[
         bool, _option("--disable-radix-cache", "Forget the KV of finished requests.", _BATCH)
     ] = DEFAULTS.disable_radix_cache,
@@ -124,6 +127,7 @@ def scheduler(
             preempt_above=preempt_above,
             balance_ratio=balance_ratio,
             balance_rows=balance_rows,
+            pin_share=pin_share,
             disable_radix_cache=disable_radix_cache,
             reserve=reserve,
             worker_wait_s=worker_wait,

@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from phloem_proto.messages import FlushReply, GrammarSpec, OpenReply, Output, Plan
+from phloem_proto.messages import (
+    FlushReply,
+    GrammarSpec,
+    KvEvents,
+    KvWatchReply,
+    OpenReply,
+    Output,
+    PinReply,
+    PinsReply,
+    Plan,
+    RadixReply,
+)
+
+Answer = OpenReply | FlushReply | PinReply | PinsReply | RadixReply | KvWatchReply
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +41,7 @@ class Reply:
     """Answer the call that came with this ticket."""
 
     ticket: object
-    message: OpenReply | FlushReply
+    message: Answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,4 +69,11 @@ class NewSession:
     reason: str
 
 
-Action = SendPlan | SendOutput | Reply | AskCompile | SendLost | NewSession
+@dataclass(frozen=True, slots=True)
+class PublishKv:
+    """To everybody who watches the caches."""
+
+    message: KvEvents
+
+
+Action = PublishKv | SendPlan | SendOutput | Reply | AskCompile | SendLost | NewSession

@@ -9,7 +9,7 @@ import anyio
 
 from phloem_bus.errors import BusError
 from phloem_bus.node import Node, Received
-from phloem_proto.messages import Lost, Message
+from phloem_proto.messages import Message
 from phloem_proto.subjects import Role
 
 # As many as calls that can have arrived at once; who gets no answer asks again.
@@ -28,8 +28,8 @@ class Answers:
         """Answer a call."""
         self._add(received, message)
 
-    def lost(self, gateway: str, message: Lost) -> None:
-        """Tell a gateway to open requests again."""
+    def send(self, gateway: str, message: Message) -> None:
+        """To a gateway, or to a group of them."""
         self._add(gateway, message)
 
     def _add(self, to: Received[Any] | str, message: Message) -> None:

@@ -40,6 +40,8 @@ class SchedulerConfig:
     """Rows of a worker, as a multiple of the least loaded one's, above which its cache attracts no more."""
     balance_rows: int = DEFAULTS.balance_rows
     """Rows by which it must exceed it, too."""
+    pin_share: float = DEFAULTS.pin_share
+    """Share of a worker's pages that pins may hold."""
     disable_radix_cache: bool = False
     """Forget the KV of finished requests."""
     reserve: float = DEFAULTS.reserve
@@ -62,6 +64,7 @@ class SchedulerConfig:
         between("--preempt-above", self.preempt_above, -1, 1_000_000)
         between("--balance-ratio", self.balance_ratio, 1, 1_000)
         between("--balance-rows", self.balance_rows, 1, 1_000_000)
+        between("--pin-share", self.pin_share, 0, 0.9)
         one_of("--policy", self.policy, POLICIES)
         one_of("--eviction", self.eviction, EVICTION)
 
@@ -80,6 +83,7 @@ class SchedulerConfig:
             preempt_above=None if self.preempt_above < 0 else self.preempt_above,
             balance_ratio=self.balance_ratio,
             balance_rows=self.balance_rows,
+            pin_share=self.pin_share,
             reuse=not self.disable_radix_cache,
             reserve=self.reserve,
             worker_wait_s=self.worker_wait_s,

@@ -14,25 +14,32 @@ from phloem_proto.messages import (
     ErrorInfo,
     FlushReply,
     GrammarSpec,
+    KvWatch,
+    KvWatchReply,
     Live,
     LiveReply,
     Open,
-    OpenReply,
     Output,
+    Pin,
+    Pins,
+    Radix,
     Result,
     StopAt,
+    Unpin,
     Verdict,
     WorkerProfile,
 )
 
-from .actions import Action, AskCompile, NewSession, Reply, SendLost
+from .actions import Action, Answer, AskCompile, NewSession, PublishKv, Reply, SendLost
 from .chunks import Budget
 from .counters import Counters
+from .events import WATCH_S, Events
 from .grammars import Grammars
 from .ledger import Ledger
 from .lifecycle import Lifecycle
 from .opening import Opening, accepted
 from .outbox import Outbox
+from .pins import Pins as Leases
 from .placement import Guard
 from .planner import Planner
 from .queue import WaitingQueue
@@ -41,6 +48,7 @@ from .results import BadResult, Results
 from .rows import Row
 from .settings import Settings
 from .tree import RadixTree
+from .view import picture
 from .worker import WorkerState
 
 # A detokeniser beats and is linked within a second of its start; one that is not linked by then can't be reached from here.
@@ -58,9 +66,13 @@ class BadProfile(Exception):
 
 
 class Core:
-    """All state of one scheduler."""
+    """All state of one scheduler.
 
-    def __init__(self, settings: Settings | None = None) -> None:
+    Args:
+        incarnation: of this process, so that sessions of workers can be told apart by those who watch their caches.
+    """
+
+    def __init__(self, settings: Settings | None = None, incarnation: int = 0) -> None:
         self.settings = settings or Settings()
         self.counters = Counters()
         self.tree = RadixTree(FIRST_PAGE_SIZE)
@@ -71,6 +83,8 @@ class Core:
         self.grammars = Grammars()
         self.opening = Opening(self.settings, self.ledger, self.life, self.grammars, self.counters)
         self.results = Results(self.life)
+        self.pins = Leases(self.settings.pin_share)
+        self.events = Events(incarnation)
         budget = Budget(self.settings.chunk_ms, self.settings.chunk_tokens)
         self.planner = Planner(
             self.queue,
@@ -80,6 +94,7 @@ class Core:
             self.settings.reserve,
             preempt_above=self.settings.preempt_above,
             guard=Guard(self.settings.balance_ratio, self.settings.balance_rows),
+            relieve=self.pins.relieve,
         )
         self.workers: dict[str, WorkerState] = {}  # in order of joining
         self._leaving: list[WorkerState] = []  # gone; what they had cached is still taken out of the tree
@@ -189,7 +204,7 @@ class Core:
         assert instance not in self.workers, "worker_gone is due first"
         if profile.page_size != self.tree.page_size:
             self._resize(profile.page_size)
-        self.workers[instance] = WorkerState(
+        worker = self.workers[instance] = WorkerState(
             instance,
             profile,
             self.tree,
@@ -197,6 +212,7 @@ class Core:
             reuse=self.settings.reuse,
             eviction=self.settings.eviction,
         )
+        self.events.joined(worker.cache.shelf, instance)
 
     def _resize(self, page_size: int) -> None:
         """Hang those who wait on a new tree of another page size, if no worker needs the present one."""
@@ -208,6 +224,7 @@ class Core:
         self._leaving.clear()
         self.tree = RadixTree(page_size)
         self.queue.move_to(self.tree)
+        self.events.attach(self.tree)
         for choice in waiting:
             self.queue.add(choice)
 
@@ -218,6 +235,8 @@ class Core:
             return
         blamed = [row for plan in worker.plans if plan.step == failed_step for row in plan.rows]
         rows: dict[Row, None] = dict.fromkeys(worker.rows.values())
+        self.pins.worker_gone(worker)
+        self.events.gone(worker.cache.shelf)
         worker.abandon()
         self._leaving.append(worker)
         rows.update((row, None) for plan in worker.plans for row in plan.rows)
@@ -267,6 +286,7 @@ class Core:
 
     def gateway_gone(self, instance: str, now: float) -> None:
         """Nobody waits for its requests any more."""
+        self.pins.gateway_gone(instance)
         view = self.ledger.gateways.get(instance)
         self._give_up(list(view.requests.values()) if view else [], now)
 
@@ -291,6 +311,31 @@ class Core:
             self._end_all(
                 request, End("error", code="too_large", message="the logprobs asked for are too many for one message")
             )
+
+    # --- Caches -----------------------------------------------------------------------------------------------------------
+
+    def pin(self, message: Pin, ticket: object, now: float) -> None:
+        """Grant or renew a lease on a prefix; the reply is an action, as are those below."""
+        self._reply(ticket, self.pins.open(message, self.workers.values(), now))
+
+    def unpin(self, message: Unpin, ticket: object, now: float) -> None:
+        """End a lease."""
+        self._reply(ticket, self.pins.close(message.owner, message.pin, now))
+
+    def list_pins(self, message: Pins, ticket: object, now: float) -> None:
+        """The leases of one owner."""
+        self._reply(ticket, self.pins.of(message.owner, now))
+
+    def radix(self, message: Radix, ticket: object) -> None:
+        """A picture of the tree."""
+        self._reply(ticket, picture(message, self.tree, self.workers.values(), self.waiting))
+
+    def watch(self, message: KvWatch, ticket: object, now: float) -> None:
+        """Publish what enters and leaves the caches for a while; with `snapshot`, first all that is there."""
+        if self.events.watch(message.watcher, message.snapshot, self.tree, now):
+            self._reply(ticket, KvWatchReply(round(WATCH_S * 1000)))
+        else:
+            self._reply(ticket, KvWatchReply(error=ErrorInfo("busy", "too many watch the caches", retry_after_ms=1000)))
 
     # --- Upkeep -----------------------------------------------------------------------------------------------------------
 
@@ -320,6 +365,7 @@ class Core:
         self._actions.extend(self.outbox.take())
         self._clear()
         self._flush_if_idle(now)
+        self._actions.extend(map(PublishKv, self.events.take()))
         actions, self._actions = self._actions, []
         return actions
 
@@ -331,6 +377,8 @@ class Core:
             self._leaving.pop(0)
 
     def _expire(self, now: float) -> None:
+        self.pins.expire(now)
+        self.events.expire(now)
         late, old = self.ledger.expire(now)
         for request in late:
             self._end_all(request, End("abort", code="deadline", message="the deadline has passed"))
@@ -355,7 +403,11 @@ class Core:
 
     def _flush_if_idle(self, now: float) -> None:
         if self._flushes and self.idle:
-            pages = sum(worker.cache.flush() for worker in self.workers.values())
+            pages = 0
+            for worker in self.workers.values():
+                pages += worker.cache.flush()
+                if not worker.cache.shelf.total_pages:
+                    self.events.cleared(worker.cache.shelf)
             for _, ticket in self._flushes:
                 self._reply(ticket, FlushReply(pages))
             self._flushes = []
@@ -366,7 +418,7 @@ class Core:
         if self.idle:
             self.planner.reserve.idle()
 
-    def _reply(self, ticket: object, message: OpenReply | FlushReply) -> None:
+    def _reply(self, ticket: object, message: Answer) -> None:
         self._actions.append(Reply(ticket, message))
 
     # --- Questions --------------------------------------------------------------------------------------------------------
@@ -390,7 +442,8 @@ class Core:
         """When `decide` should be called although nothing happens; None if only events matter."""
         if self._leaving:
             return now
-        return now + 0.25 if self.ledger.requests or self._flushes or self._unlinked else None
+        waits = self.ledger.requests or self._flushes or self._unlinked or len(self.pins) or self.events.watched
+        return now + 0.25 if waits else None
 
     def retry_after_ms(self) -> int:
         """When a refused client should come back: when what waits has been computed, at the measured pace, within 1 to 30 s."""

@@ -22,27 +22,38 @@ from phloem_proto.messages import (
     Flush,
     FlushReply,
     GrammarSpec,
+    KvWatch,
+    KvWatchReply,
     Live,
     LiveReply,
     Lost,
     Open,
     OpenReply,
+    Pin,
+    PinReply,
+    Pins,
+    PinsReply,
     Profile,
+    Radix,
+    RadixReply,
     Result,
     StepFailed,
     StopAt,
+    Unpin,
 )
-from phloem_proto.subjects import Role
+from phloem_proto.subjects import KV, Role
 
-from .actions import Action, AskCompile, NewSession, Reply, SendLost, SendOutput, SendPlan
+from .actions import Action, Answer, AskCompile, NewSession, PublishKv, Reply, SendLost, SendOutput, SendPlan
 from .answers import Answers
 from .config import SchedulerConfig
-from .core import Core
+from .core import BadProfile, Core
 from .judging import judge
 from .leadership import Leadership
 from .neighbours import Neighbours
 
 _log = logging.getLogger("phloem.scheduler")
+
+NOT_LEADING = ErrorInfo("unavailable", "this scheduler does not lead", retry_after_ms=1000)
 
 
 class Desk:
@@ -52,11 +63,12 @@ class Desk:
         self, config: SchedulerConfig, node: Node, presence: Presence, leadership: Leadership, model: str
     ) -> None:
         self.config = config
-        self.core = Core(config.settings)
+        self.core = Core(config.settings, node.sender.incarnation)
         self.leading = False
         self.links = Links(node, presence)
         self.answers = Answers(node)
         self.neighbours = Neighbours(self.links, presence, leadership, self, self.profile)
+        self._node = node
         self._presence = presence
         self._model = model
         self._wake = anyio.Event()
@@ -66,6 +78,11 @@ class Desk:
         node.on(Cancel, self._on_cancel)
         node.on(Live, self._on_live)
         node.on(Flush, self._on_flush)
+        node.on(Pin, self._on_pin)
+        node.on(Unpin, self._on_unpin)
+        node.on(Pins, self._on_pins)
+        node.on(Radix, self._on_radix)
+        node.on(KvWatch, self._on_watch)
         presence.on_gone(Role.GATEWAY, self._on_gateway_gone)
 
     def profile(self) -> Profile:
@@ -95,7 +112,7 @@ class Desk:
         finally:
             self.leading = False
             self._tasks = None
-            self.core = Core(self.config.settings)
+            self.core = Core(self.config.settings, self._node.sender.incarnation)
             self._idle.set()
 
     async def finished(self) -> None:
@@ -120,6 +137,8 @@ class Desk:
             match action:
                 case SendPlan():
                     self._send_plan(action)
+                case PublishKv(message):
+                    self.answers.send(KV, message)
                 case SendOutput():
                     self._send_output(action)
                 case Reply(ticket, message):
@@ -132,7 +151,7 @@ class Desk:
                 case SendLost(gateway, rids, reason):
                     for rid in rids:
                         _log.info("handed back to gateway %s: %s", gateway, reason, extra=about(rid))
-                    self.answers.lost(gateway, Lost(rids, reason))
+                    self.answers.send(gateway, Lost(rids, reason))
                 case NewSession(worker, reason):
                     _log.warning("worker %s starts anew: %s", worker, reason)
                     self.neighbours.renew(Role.WORKER, worker)
@@ -176,7 +195,10 @@ class Desk:
         elif link.peer_profile.worker is None:
             _log.error("worker %s does not say what it is", link.peer_instance)
         else:
-            self.core.worker_joined(link.peer_instance, link.peer_profile.worker)
+            try:
+                self.core.worker_joined(link.peer_instance, link.peer_profile.worker)
+            except BadProfile as problem:
+                _log.error("worker %s can't be used: %s", link.peer_instance, problem)
         self._wake.set()
 
     def unlinked(self, link: Link) -> None:
@@ -204,8 +226,7 @@ class Desk:
     def _on_open(self, received: Received[Open]) -> None:
         message = received.message
         if not self.leading:
-            error = ErrorInfo("unavailable", "this scheduler does not lead", retry_after_ms=1000)
-            self.answers.reply(received, OpenReply(message.rid, message.attempt, error))
+            self.answers.reply(received, OpenReply(message.rid, message.attempt, NOT_LEADING))
             return
         self.core.open(message, received, anyio.current_time())
         self._wake.set()
@@ -229,14 +250,44 @@ class Desk:
             self.core.flush(received.message.timeout_ms, received, anyio.current_time())
             self._wake.set()
         else:
-            self.answers.reply(received, FlushReply(error=ErrorInfo("unavailable", "this scheduler does not lead")))
+            self.answers.reply(received, FlushReply(error=NOT_LEADING))
+
+    # --- Caches -------------------------------------------------------------------------------------------------------------
+
+    def _on_pin(self, received: Received[Pin]) -> None:
+        if self._leads(received, PinReply(error=NOT_LEADING)):
+            self.core.pin(received.message, received, anyio.current_time())
+
+    def _on_unpin(self, received: Received[Unpin]) -> None:
+        if self._leads(received, PinReply(error=NOT_LEADING)):
+            self.core.unpin(received.message, received, anyio.current_time())
+
+    def _on_pins(self, received: Received[Pins]) -> None:
+        if self._leads(received, PinsReply()):
+            self.core.list_pins(received.message, received, anyio.current_time())
+
+    def _on_radix(self, received: Received[Radix]) -> None:
+        if self._leads(received, RadixReply(error=NOT_LEADING)):
+            self.core.radix(received.message, received)
+
+    def _on_watch(self, received: Received[KvWatch]) -> None:
+        if self._leads(received, KvWatchReply(error=NOT_LEADING)):
+            self.core.watch(received.message, received, anyio.current_time())
+
+    def _leads(self, received: Received[Any], otherwise: Answer) -> bool:
+        """Whether the core is to answer this call, and wakes the loop for it; the answer is ``otherwise`` if not."""
+        if self.leading:
+            self._wake.set()
+        else:
+            self.answers.reply(received, otherwise)
+        return self.leading
 
     def _on_gateway_gone(self, peer: Peer) -> None:
         self.core.gateway_gone(peer.instance, anyio.current_time())
         self._wake.set()
 
 
-def _note(message: OpenReply | FlushReply) -> None:
+def _note(message: Answer) -> None:
     """A log line for the answer to an `open`."""
     if not isinstance(message, OpenReply):
         return

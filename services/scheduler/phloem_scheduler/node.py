@@ -22,7 +22,7 @@ Entry = tuple[tuple[float, ...], "Choice", int]
 class Copy:
     """A node's KV on one worker."""
 
-    __slots__ = ("created", "hashes", "hits", "kids", "last_use", "locks", "pages", "priority", "queued")
+    __slots__ = ("created", "hits", "kids", "last_use", "locks", "pages", "pins", "priority", "queued")
 
     def __init__(self, pages: array[int], created: int) -> None:
         self.pages = pages  # KV page ids, one for each page of the node's key
@@ -33,7 +33,7 @@ class Copy:
         self.created = created
         self.priority = 0  # highest of those who used it
         self.queued: tuple[Any, ...] | None = None  # key of its valid entry in the shelf's eviction heap
-        self.hashes: array[int] | None = None  # of its pages, while somebody watches
+        self.pins = 0  # leases on it or below it; each is one of its locks
 
 
 class Node:
@@ -46,13 +46,13 @@ class Node:
         "copies",
         "depth",
         "front",
+        "hashes",
         "key",
         "namespace",
         "order",
         "own",
         "own_live",
         "parent",
-        "pinned",
         "refs",
         "wanted",
     )
@@ -68,7 +68,7 @@ class Node:
         self.order = order  # creation number: breaks ties
         self.wanted = 0  # waiting choices whose prompts run through this edge
         self.refs = 0  # other reasons to keep it: rows that compute towards it; for a root, locked paths
-        self.pinned = 0  # leases on it or below it
+        self.hashes: array[int] | None = None  # of its first pages, as far as anybody asked (see `events`)
         # The order of waiting (see `frontier`): choices that hang here, children with a best, and the best of both.
         self.own: list[Entry] | None = None
         self.own_live = 0

@@ -8,7 +8,7 @@ row is still to compute others wait for; they can't be picked meanwhile, and cos
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -96,6 +96,7 @@ class Planner:
         reserve: float,
         preempt_above: int | None = None,
         guard: Guard | None = None,
+        relieve: Callable[[WorkerState], bool] = lambda worker: False,
     ) -> None:
         self.queue = queue
         self.life = life
@@ -105,6 +106,9 @@ class Planner:
         self.admission = Admission(life, self.reserve)
         self.preempt_above = preempt_above
         self.guard = guard or Guard()
+        self.relieve = (
+            relieve  # ends a lease on the worker's pages, if there is one: the last resort for who could not run at all
+        )
 
     def plan(self, workers: Iterable[WorkerState]) -> list[SendPlan]:
         """Plans for all workers with fewer than `depth` in flight; none for those with nothing to do."""
@@ -156,7 +160,7 @@ class Planner:
     def _retract_one(self, worker: WorkerState) -> bool:
         row = victim(worker.rows.values())
         if row is None:
-            return False
+            return self.relieve(worker)
         self.life.retract(row)
         self.reserve.retracted(worker.rows.values())
         return True
@@ -200,7 +204,11 @@ class Planner:
                 break
             answer = self._place(choice, of, placement)
             if answer is Answer.NO_ROOM:
-                break
+                if any(draft.worker.rows for draft in drafts) or not any(
+                    self.relieve(draft.worker) for draft in drafts
+                ):
+                    break
+                continue
             if answer is Answer.SOON:
                 self.queue.set_aside(choice)
                 aside.append(choice)

@@ -30,6 +30,8 @@ class Settings:
     balance_ratio: float = 1.5
     balance_rows: int = 16
     """A worker with more rows than `balance_ratio` times the least loaded one's, and at least `balance_rows` more, takes newcomers last."""
+    pin_share: float = 0.5
+    """Of a worker's pages, at most so much may be held by leases on prefixes."""
     reuse: bool = True
     """Keep KV in the radix tree after its request."""
     reserve: float = 0.7

@@ -24,6 +24,7 @@ class Shelf:
         self.name = name
         self.total_pages = 0  # in all copies
         self.locked_pages = 0  # in copies with a lock
+        self.pinned_pages = 0  # in copies with a lease
         self.copies = 0
         self.locks = 0  # paths that are locked
         self._value: Callable[[Copy], Value] = EVICTION[eviction]
@@ -78,6 +79,7 @@ class Shelf:
         """Raise AssertionError if totals or heap contradict these copies, all there are here."""
         assert self.copies == len(copies)
         assert self.total_pages == sum(len(copy.pages) for _, copy in copies)
+        assert self.pinned_pages == sum(len(copy.pages) for _, copy in copies if copy.pins)
         assert self.locked_pages == sum(len(copy.pages) for _, copy in copies if copy.locks)
         entered = {id(entry[2]) for entry in self._heap if self._valid(entry)}
         for node, copy in copies:

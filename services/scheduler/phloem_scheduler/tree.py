@@ -37,11 +37,8 @@ class Watcher(Protocol):
     def stored(self, shelf: Shelf, node: Node, start: int) -> None:
         """node's pages from `start` on (counted within its edge) have been placed on shelf."""
 
-    def removed(self, shelf: Shelf, node: Node, copy: Copy, start: int) -> None:
+    def removed(self, shelf: Shelf, node: Node, start: int) -> None:
         """node's pages from `start` on are about to leave shelf."""
-
-    def split(self, upper: Node, lower: Node) -> None:
-        """upper is new above lower and has lower's first pages."""
 
 
 @dataclass(slots=True)
@@ -188,6 +185,40 @@ class RadixTree:
         shelf.locks -= 1
         self._prune(step)
 
+    def pin(self, shelf: Shelf, namespace: Namespace, key: bytes) -> Node | None:
+        """Lock what shelf has of key, for as long as a lease lasts; None if that is nothing. Owes `unpin`."""
+        node, at = self.roots.get(namespace), 0
+        if node is None:
+            return None
+        while (child := node.children.get(key[at : at + self._unit])) is not None and shelf in child.copies:
+            same = common_length(key, at, child.key, self._unit)
+            if same < len(child.key):
+                child = self._split(child, same)
+            at += same
+            node = child
+        if node.parent is None:
+            return None
+        self.lock(shelf, node)
+        step = node
+        while step.parent is not None:
+            copy = step.copies[shelf]
+            if not copy.pins:
+                shelf.pinned_pages += len(copy.pages)
+            copy.pins += 1
+            step = step.parent
+        return node
+
+    def unpin(self, shelf: Shelf, node: Node) -> None:
+        """Undo one `pin`."""
+        step = node
+        while step.parent is not None:
+            copy = step.copies[shelf]
+            copy.pins -= 1
+            if not copy.pins:
+                shelf.pinned_pages -= len(copy.pages)
+            step = step.parent
+        self.release(shelf, node)
+
     def use(self, shelf: Shelf, node: Node, priority: int) -> None:
         """A choice found node's path (which it has locked) on shelf: counts as a hit of each node."""
         self._clock += 1
@@ -288,18 +319,18 @@ class RadixTree:
         cut = length // self._unit
         upper = self._node(child.namespace, parent, child.key[:length], parent.depth + cut)
         self.size += 1
-        upper.wanted, upper.pinned, upper.computing = child.wanted, child.pinned, dict(child.computing)
+        upper.wanted, upper.computing = child.wanted, dict(child.computing)
+        if child.hashes is not None:
+            upper.hashes, child.hashes = child.hashes[:cut], child.hashes[cut:]
         for shelf, copy in child.copies.items():
             above = upper.copies[shelf] = Copy(copy.pages[:cut], copy.created)
-            above.kids, above.locks, above.hits = 1, copy.locks, copy.hits
+            above.kids, above.locks, above.pins, above.hits = 1, copy.locks, copy.pins, copy.hits
             above.last_use, above.priority = copy.last_use, copy.priority
             copy.pages = copy.pages[cut:]
             shelf.copies += 1
         parent.children[upper.key[: self._unit]] = upper
         child.key, child.parent = child.key[length:], upper
         upper.children[child.key[: self._unit]] = child
-        if self.watcher is not None:
-            self.watcher.split(upper, child)
         if self.waiting is not None:
             self.waiting.split(upper, child)
         return upper
@@ -340,10 +371,12 @@ class RadixTree:
 
     def _shorten(self, shelf: Shelf, node: Node, copy: Copy, keep: int) -> None:
         if self.watcher is not None:
-            self.watcher.removed(shelf, node, copy, keep)
+            self.watcher.removed(shelf, node, keep)
         gone = len(copy.pages) - keep
         node.key, copy.pages = node.key[: keep * self._unit], copy.pages[:keep]
         node.depth -= gone
+        if node.hashes is not None:
+            del node.hashes[keep:]
         self.pages -= gone
         shelf.total_pages -= gone
         shelf.offer(node, copy)
@@ -352,7 +385,7 @@ class RadixTree:
         """shelf has node no more."""
         copy, parent = node.copies[shelf], node.parent
         if self.watcher is not None:
-            self.watcher.removed(shelf, node, copy, 0)
+            self.watcher.removed(shelf, node, 0)
         del node.copies[shelf]
         shelf.copies -= 1
         shelf.total_pages -= len(copy.pages)

@@ -1,0 +1,204 @@
+"""What enters and leaves the caches, told to whoever watches: the KV events that routers of this field consume.
+
+A block is a page. Its hash covers the namespace, everything before it and its own tokens (64 bits of BLAKE2b, chained), so equal hashes mean
+equal prefixes on any worker. Nothing is hashed or kept while nobody watches.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Iterable, Iterator
+
+from phloem_proto.messages import KvEvent, KvEvents
+
+from .node import TOKEN_BYTES, Namespace, Node, walk
+from .shelf import Shelf
+from .tree import RadixTree
+
+WATCH_S = 10.0
+# Blocks in one message: about 1 MB with their tokens at 16 tokens per page.
+BLOCKS_PER_MESSAGE = 8192
+# Gateways that watch; each costs one entry.
+MOST_WATCHERS = 64
+_MASK = 2**64 - 1
+
+
+class Stream:
+    """Events of one worker's session."""
+
+    def __init__(self, worker: str, incarnation: int) -> None:
+        self.worker = worker
+        self.incarnation = incarnation
+        self.seq = 0
+        self.pending: list[KvEvent] = []
+        self.blocks = 0
+
+
+class Events:
+    """Collects events while there are watchers; `take` gives them as messages.
+
+    Args:
+        incarnation: of this scheduler; each session of a worker gets one of its own from it.
+    """
+
+    def __init__(self, incarnation: int) -> None:
+        self._incarnation = incarnation
+        self._sessions = 0
+        self._streams: dict[Shelf, Stream] = {}
+        self._watchers: dict[str, float] = {}
+        self._out: list[KvEvents] = []
+        self._tree: RadixTree | None = None
+
+    @property
+    def watched(self) -> bool:
+        """Whether anybody watches."""
+        return bool(self._watchers)
+
+    # --- Workers ------------------------------------------------------------------------------------------------------------
+
+    def joined(self, shelf: Shelf, worker: str) -> None:
+        """A worker's session begins, with an empty cache."""
+        self._sessions += 1
+        self._streams[shelf] = Stream(worker, (self._incarnation + self._sessions * 0x9E3779B97F4A7C15) & _MASK)
+
+    def gone(self, shelf: Shelf) -> None:
+        """Its session is over: all it had is lost at once, however long the tree takes to forget it."""
+        self.cleared(shelf)
+        stream = self._streams.pop(shelf, None)
+        if stream is not None:
+            self._flush(shelf, stream)
+
+    def cleared(self, shelf: Shelf) -> None:
+        """shelf is empty now."""
+        stream = self._streams.get(shelf)
+        if stream is not None and self._watchers:
+            stream.pending, stream.blocks = [KvEvent("cleared")], 0
+
+    # --- The tree (see `tree.Watcher`) ----------------------------------------------------------------------------------------
+
+    def stored(self, shelf: Shelf, node: Node, start: int) -> None:
+        """Pages of node from `start` on are on shelf now."""
+        stream = self._streams.get(shelf)
+        if stream is not None and self._tree is not None:
+            stream.pending.append(_stored(node, start, self._tree.page_size))
+            self._count(shelf, stream, len(stream.pending[-1].hashes) // 8)
+
+    def removed(self, shelf: Shelf, node: Node, start: int) -> None:
+        """They are about to leave it."""
+        stream = self._streams.get(shelf)
+        if stream is not None and self._tree is not None:
+            stream.pending.append(KvEvent("removed", hashes_of(node, self._tree.page_size)[start:].tobytes()))
+            self._count(shelf, stream, len(stream.pending[-1].hashes) // 8)
+
+    def _count(self, shelf: Shelf, stream: Stream, blocks: int) -> None:
+        stream.blocks += blocks
+        if stream.blocks >= BLOCKS_PER_MESSAGE:
+            self._flush(shelf, stream)
+
+    # --- Watchers -------------------------------------------------------------------------------------------------------------
+
+    def watch(self, watcher: str, snapshot: bool, tree: RadixTree, now: float) -> bool:
+        """watcher listens for another `WATCH_S`. False if too many do."""
+        if watcher not in self._watchers and len(self._watchers) >= MOST_WATCHERS:
+            return False
+        self._watchers[watcher] = now + WATCH_S
+        self.attach(tree)
+        if snapshot:
+            for shelf, stream in self._streams.items():
+                self._flush(shelf, stream)
+                self._out.extend(self._snapshot(shelf, stream, tree))
+        return True
+
+    def attach(self, tree: RadixTree) -> None:
+        """Listen to tree, if anybody watches."""
+        if self._watchers:
+            self._tree = tree
+            tree.watcher = self
+
+    def _snapshot(self, shelf: Shelf, stream: Stream, tree: RadixTree) -> Iterator[KvEvents]:
+        part: list[KvEvent] = []
+        blocks, kind = 0, 1
+        for root in tree.roots.values():
+            for node in walk(root):
+                if shelf not in node.copies:
+                    continue
+                event = _stored(node, 0, tree.page_size)
+                part.append(event)
+                blocks += len(event.hashes) // 8
+                if blocks >= BLOCKS_PER_MESSAGE:
+                    yield self._message(stream, part, kind)
+                    part, blocks, kind = [], 0, 2
+        if part or kind == 1:
+            yield self._message(stream, part, kind)
+
+    def expire(self, now: float) -> None:
+        """Forget watchers that did not renew; without any, nothing is collected."""
+        for watcher in [watcher for watcher, until in self._watchers.items() if until <= now]:
+            del self._watchers[watcher]
+        if not self._watchers and self._tree is not None:
+            self._tree.watcher = None
+            self._tree = None
+            self._out = []
+            for stream in self._streams.values():
+                stream.pending, stream.blocks = [], 0
+
+    # --- Out ------------------------------------------------------------------------------------------------------------------
+
+    def take(self) -> Iterable[KvEvents]:
+        """Messages to publish, in order."""
+        if not self._watchers:
+            return ()
+        for shelf, stream in self._streams.items():
+            self._flush(shelf, stream)
+        out, self._out = self._out, []
+        return out
+
+    def _flush(self, shelf: Shelf, stream: Stream) -> None:
+        if stream.pending:
+            stream.seq += 1
+            self._out.append(self._message(stream, stream.pending, 0))
+            stream.pending, stream.blocks = [], 0
+
+    def _message(self, stream: Stream, events: list[KvEvent], snapshot: int) -> KvEvents:
+        assert self._tree is not None
+        return KvEvents(stream.worker, stream.incarnation, stream.seq, self._tree.page_size, tuple(events), snapshot)
+
+
+def _stored(node: Node, start: int, page_size: int) -> KvEvent:
+    hashes = hashes_of(node, page_size)
+    unit = page_size * TOKEN_BYTES
+    parent = hashes[start - 1] if start else _last(node.parent, page_size)
+    ids = b"" if node.namespace[0] else node.key[start * unit :]
+    return KvEvent("stored", hashes[start:].tobytes(), parent, ids)
+
+
+def _last(node: Node | None, page_size: int) -> int:
+    return 0 if node is None or node.parent is None else hashes_of(node, page_size)[-1]
+
+
+def hashes_of(node: Node, page_size: int) -> array[int]:
+    """Hashes of node's pages, computed once and kept there."""
+    path = []
+    step = node
+    unit = page_size * TOKEN_BYTES
+    while step.parent is not None and (step.hashes is None or len(step.hashes) * unit < len(step.key)):
+        path.append(step)
+        step = step.parent
+    for part in reversed(path):
+        assert part.parent is not None
+        hashes = part.hashes = part.hashes if part.hashes is not None else array("Q")
+        last = hashes[-1] if hashes else (part.parent.hashes[-1] if part.parent.hashes else seed_of(part.namespace))
+        for at in range(len(hashes) * unit, len(part.key), unit):
+            digest = hashlib.blake2b(last.to_bytes(8, "little") + part.key[at : at + unit], digest_size=8).digest()
+            last = int.from_bytes(digest, "little")
+            hashes.append(last)
+    return node.hashes if node.hashes is not None else array("Q")
+
+
+def seed_of(namespace: Namespace) -> int:
+    """What the first block of a namespace is chained to; 0 for the common one."""
+    if namespace == ("", ""):
+        return 0
+    salt, extra = (hashlib.blake2b(part.encode(), digest_size=16).digest() for part in namespace)
+    return int.from_bytes(hashlib.blake2b(salt + extra, digest_size=8).digest(), "little")
