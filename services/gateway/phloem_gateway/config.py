@@ -35,17 +35,15 @@ class GatewayConfig:
     """Choices (prompts times n) of one call, as OpenAI."""
     byte_budget: int = 1024 * 1024
     """Output that a client may leave unread, per choice: minutes of tokens at any speed a person reads."""
-    keep_alive_s: float = 15.0
-    """Silence on a stream after which a comment is sent, so that proxies keep it open."""
     radix: str = "auto"
     """What clients are shown of the prefix cache: one of `RADIX_VIEWS`, or ``auto``."""
+    keep_alive_s: float = 15.0
+    """Silence on a stream after which a comment is sent, so that proxies keep it open."""
     patience_s: float = 4.0
     """How long the first open of a request may be tried before its client gets a 503."""
     recover_s: float = 60.0
     """How long a live request waits for a scheduler and a detokeniser to go on with."""
 
-    def __post_init__(self) -> None:
-        for name in ("http_port", "grpc_port"):
     @property
     def radix_view(self) -> str:
         """One of `RADIX_VIEWS`: ``auto`` shows text where everybody may call anyway, and only the shape where keys tell callers apart."""
@@ -53,9 +51,11 @@ class GatewayConfig:
             return self.radix
         return "text" if self.api_keys_file is None else "shape"
 
-            port = getattr(self, name)
+    def __post_init__(self) -> None:
         if self.radix not in (*RADIX_VIEWS, "auto"):
             raise ConfigError("--radix", f"not one of {', '.join(RADIX_VIEWS)}, auto: {self.radix}")
+        for name in ("http_port", "grpc_port"):
+            port = getattr(self, name)
             if port is not None and not 0 <= port <= 65535:
                 raise ConfigError(_flag(name), f"not a port: {port}")
         for name in ("max_body_bytes", "max_live", "max_choices", "byte_budget"):

@@ -176,7 +176,7 @@ class GatewayService:
         if grpc is not None:
             await grpc.set_ready(False)
         presence.set_state("draining")
+        self.gateway.kv.close("The server is shutting down.")
         with anyio.move_on_after(ctx.drain_s):
             await self.gateway.wait_idle()
         self.gateway.end_all("The server is shutting down.")
-        self.gateway.kv.close("The server is shutting down.")
