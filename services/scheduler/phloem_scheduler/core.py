@@ -98,6 +98,7 @@ class Core:
         )
         self.workers: dict[str, WorkerState] = {}  # in order of joining
         self._leaving: list[WorkerState] = []  # gone; what they had cached is still taken out of the tree
+        self._evicted_before = 0  # pages, by workers that are gone
         self._actions: list[Action] = []
         self._unlinked: dict[str, float] = {}  # detokeniser -> since when requests are routed to it without a link
         self._flushes: list[tuple[float, object]] = []
@@ -235,6 +236,7 @@ class Core:
             return
         blamed = [row for plan in worker.plans if plan.step == failed_step for row in plan.rows]
         rows: dict[Row, None] = dict.fromkeys(worker.rows.values())
+        self._evicted_before += worker.cache.evicted_pages
         self.pins.worker_gone(worker)
         self.events.gone(worker.cache.shelf)
         worker.abandon()
@@ -432,6 +434,12 @@ class Core:
     def waiting(self) -> int:
         """Choices that have not ended and have no slot, those outside the queue included."""
         return self.life.live - self.running
+
+    @property
+    def evicted_tokens(self) -> int:
+        """Tokens whose KV had to make room."""
+        pages = self._evicted_before + sum(worker.cache.evicted_pages for worker in self.workers.values())
+        return pages * self.tree.page_size
 
     @property
     def idle(self) -> bool:

@@ -50,6 +50,7 @@ from .core import BadProfile, Core
 from .judging import judge
 from .leadership import Leadership
 from .neighbours import Neighbours
+from .passes import Passes
 
 _log = logging.getLogger("phloem.scheduler")
 
@@ -68,6 +69,7 @@ class Desk:
         self.links = Links(node, presence)
         self.answers = Answers(node)
         self.neighbours = Neighbours(self.links, presence, leadership, self, self.profile)
+        self.passes = Passes()
         self._node = node
         self._presence = presence
         self._model = model
@@ -125,7 +127,8 @@ class Desk:
         while True:
             self._wake = anyio.Event()
             now = anyio.current_time()
-            self._act(self.core.decide(now))
+            with self.passes.timed():
+                self._act(self.core.decide(now))
             if not self.core.life.live:
                 self._idle.set()
             until = self.core.next_wakeup(now)

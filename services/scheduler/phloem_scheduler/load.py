@@ -19,7 +19,7 @@ COUNTED = {
     "rejected": "Requests refused",
     "choices_ended": "Choices that have ended, however",
     "prompt_tokens": "Known tokens of rows that were opened, replays included",
-    "cached_tokens": "Those of them found in a radix tree",
+    "cached_tokens": "Those of them found in the radix tree: prefill tokens saved",
     "output_tokens": "Output tokens committed",
     "wasted_draws": "Draws for choices that had ended",
     "late_masks": "Draws that yielded nothing and ran again",
@@ -72,8 +72,16 @@ def load(core: Core, gateways: int, grammars: int, below: Iterable[Mapping[str, 
 
 def counters(core: Core) -> dict[str, float]:
     """What the core counts and holds, by Prometheus name."""
-    totals = {f"phloem_scheduler_{name}_total": float(value) for name, value in asdict(core.counters).items()}
-    return totals | {f"phloem_scheduler_{name}": float(read(core)) for name, (_, read) in HELD_GAUGES.items()}
+    totals = {f"phloem_scheduler_{name}_total": value for name, value, _ in totals_of(core)}
+    return totals | {f"phloem_scheduler_{name}": float(read(core)) for name, (_, read) in GAUGES.items()}
+
+
+def totals_of(core: Core) -> Iterator[tuple[str, float, str]]:
+    """Name, value and meaning of everything that only grows."""
+    for name, value in asdict(core.counters).items():
+        yield name, float(value), COUNTED[name]
+    yield "evicted_tokens", float(core.evicted_tokens), "Tokens whose KV was evicted to make room, or flushed"
+    yield "pins_yielded", float(core.pins.yielded), "Leases that ended early because a request could not have run"
 
 
 def added_up(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
@@ -94,6 +102,7 @@ WORKER_GAUGES: dict[str, tuple[str, Callable[[WorkerState], float]]] = {
         "KV pages in the radix tree that running requests read",
         lambda worker: worker.cache.shelf.locked_pages,
     ),
+    "pages_pinned": ("KV pages that leases keep", lambda worker: worker.cache.shelf.pinned_pages),
     "rows": ("Sequences that have a slot", lambda worker: len(worker.rows)),
     "plans_in_flight": ("Plans sent that have no result", lambda worker: len(worker.plans)),
 }
@@ -115,13 +124,49 @@ HELD_GAUGES: dict[str, tuple[str, Callable[[Core], float]]] = {
         "Paths of the radix trees that are locked",
         lambda core: sum(w.cache.shelf.locks for w in core.workers.values()),
     ),
+    "requests_waiting_queued": ("Choices in the queue", lambda core: len(core.queue)),
+    "requests_waiting_prefix": (
+        "Of them those whose prefix a running row is about to compute",
+        lambda core: sum(map(followers, core.workers.values())),
+    ),
+    "requests_waiting_grammar": ("Requests whose grammar is being judged", lambda core: core.grammars.requests),
     "reserve_ratio": ("Share of running rows' output that is set aside", lambda core: core.planner.reserve.share),
+}
+
+
+# What is kept between requests.
+CACHE_GAUGES: dict[str, tuple[str, Callable[[Core], float]]] = {
+    "tree_nodes": ("Nodes of the radix tree", lambda core: core.tree.size),
+    "tree_tokens": (
+        "Tokens in the radix tree, each prefix counted once",
+        lambda core: core.tree.pages * core.tree.page_size,
+    ),
+    "pins": ("Leases on prefixes", lambda core: len(core.pins)),
+    "pages_pinned": (
+        "KV pages that leases keep",
+        lambda core: sum(worker.cache.shelf.pinned_pages for worker in core.workers.values()),
+    ),
+    "cached_tokens_ratio": (
+        "Share of known tokens that were found in the radix tree since the start",
+        lambda core: core.counters.cached_tokens / max(1, core.counters.prompt_tokens),
+    ),
 }
 
 
 def pages_used(worker: WorkerState) -> int:
     """KV pages that running requests own or read."""
     return worker.cache.pool.held + worker.cache.shelf.locked_pages
+
+
+def followers(worker: WorkerState) -> int:
+    """Waiting choices that can't be picked before a row of worker has computed what they share with it."""
+    tops = {
+        node for row in worker.rows.values() if (node := worker.first_uncomputed(row)) is not None and not node.copies
+    }
+    return sum(node.wanted for node in tops)
+
+
+GAUGES = HELD_GAUGES | CACHE_GAUGES
 
 
 class CoreCollector(Collector):
@@ -133,18 +178,30 @@ class CoreCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Read everything as it is now."""
         core = self._current()
-        for name, value in asdict(core.counters).items():
-            yield CounterMetricFamily(f"phloem_scheduler_{name}", COUNTED[name], value=value)
-        for name, (text, read) in HELD_GAUGES.items():
+        for name, value, text in totals_of(core):
+            yield CounterMetricFamily(f"phloem_scheduler_{name}", text, value=value)
+        for name, (text, read) in GAUGES.items():
             yield GaugeMetricFamily(f"phloem_scheduler_{name}", text, value=read(core))
         yield from worker_metrics(core.workers.values())
 
 
+WORKER_TOTALS: dict[str, tuple[str, Callable[[WorkerState], float]]] = {
+    "placed": ("Choices placed on this worker since it joined", lambda worker: worker.traffic.choices),
+    "placed_tokens": ("Their known tokens", lambda worker: worker.traffic.prompt_tokens),
+    "placed_cached_tokens": ("Those of them found in its cache", lambda worker: worker.traffic.cached_tokens),
+}
+
+
 def worker_metrics(workers: Iterable[WorkerState]) -> Iterator[Metric]:
-    """One gauge for each quantity, labelled by worker."""
+    """One metric for each quantity, labelled by worker."""
     there = list(workers)
     for name, (text, read) in WORKER_GAUGES.items():
         gauge = GaugeMetricFamily(f"phloem_scheduler_{name}", text, labels=["worker"])
         for worker in there:
             gauge.add_metric([worker.instance], read(worker))
         yield gauge
+    for name, (text, read) in WORKER_TOTALS.items():
+        total = CounterMetricFamily(f"phloem_scheduler_worker_{name}", text, labels=["worker"])
+        for worker in there:
+            total.add_metric([worker.instance], read(worker))
+        yield total

@@ -51,11 +51,12 @@ class SchedulerService:
             tells=peers,
             watches=peers,
             profile=lambda: desk.profile(),
-            load=lambda: describe(desk.core, presence),
+            load=lambda: describe(desk, presence),
             term=lambda: leadership.number,
         )
         desk = self._desk = Desk(self.config, node, presence, leadership, ctx.model)
         ctx.registry.register(CoreCollector(lambda: desk.core))
+        ctx.registry.register(desk.passes)
         try:
             async with anyio.create_task_group() as tasks:
                 await tasks.start(node.run, SchedulerInbox)
@@ -115,8 +116,8 @@ def leaders(presence: Presence) -> list[Term]:
     return [(peer.term, peer.instance) for peer in presence.peers(Role.SCHEDULER) if peer.term > 0]
 
 
-def describe(core: Core, presence: Presence) -> Load:
+def describe(desk: Desk, presence: Presence) -> Load:
     """The load that a beat carries."""
     grammars = presence.peers(Role.GRAMMAR)
     below = [peer.load.counters for peer in (*presence.peers(Role.WORKER), *grammars)]
-    return load(core, len(presence.peers(Role.GATEWAY)), len(grammars), below)
+    return load(desk.core, len(presence.peers(Role.GATEWAY)), len(grammars), [desk.passes.counters(), *below])

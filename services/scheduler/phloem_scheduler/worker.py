@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from phloem_proto.messages import WorkerProfile
 
 from .cache import Cache
-from .node import TOKEN_BYTES
+from .node import TOKEN_BYTES, Node
 from .pace import Pace
 from .rows import Row
 from .tree import RadixTree
@@ -94,6 +94,14 @@ class WorkerState:
         self.rows[row.slot] = row
         if row.target is not None:
             self.cache.tree.compute(self.cache.shelf, row.target, row)
+
+    def first_uncomputed(self, row: Row) -> Node | None:
+        """The first node of row's prompt that row is about to compute; None if there is none."""
+        step, above = row.target, None
+        shelf = self.cache.shelf
+        while step is not None and step.parent is not None and shelf not in step.copies:
+            step, above = step.parent, step
+        return above if above is not None and above.computing.get(shelf) is row else None
 
     def publish(self, row: Row) -> None:
         """Put row's filled pages into the tree, unless this worker has another copy of them there already."""

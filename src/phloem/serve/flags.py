@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+from phloem_scheduler.eviction import EVICTION
+from phloem_scheduler.policy import POLICIES
+
 _EDGE = "Edges"
 _MODEL = "Model"
 _BATCH = "Batching"
@@ -136,6 +139,48 @@ ChunkMs = Annotated[
 ]
 MaxQueued = Annotated[
     int, typer.Option("--max-queued", envvar="PHLOEM_MAX_QUEUED", help="Sequences that wait.", rich_help_panel=_BATCH)
+]
+Policy = Annotated[
+    str,
+    typer.Option(
+        "--policy", envvar="PHLOEM_POLICY", help=f"Order of the queue: {', '.join(POLICIES)}.", rich_help_panel=_BATCH
+    ),
+]
+Ageing = Annotated[
+    float,
+    typer.Option(
+        "--ageing",
+        envvar="PHLOEM_AGEING",
+        help="lpm: seconds by which a later request may overtake one with less of its prompt cached.",
+        rich_help_panel=_BATCH,
+    ),
+]
+Eviction = Annotated[
+    str,
+    typer.Option(
+        "--eviction",
+        envvar="PHLOEM_EVICTION",
+        help=f"Which unused cached pages go first: {', '.join(EVICTION)}.",
+        rich_help_panel=_BATCH,
+    ),
+]
+PreemptAbove = Annotated[
+    int,
+    typer.Option(
+        "--preempt-above",
+        envvar="PHLOEM_PREEMPT_ABOVE",
+        help="Running requests give way to a waiting one whose priority is higher by more than this; -1 = never.",
+        rich_help_panel=_BATCH,
+    ),
+]
+PinShare = Annotated[
+    float,
+    typer.Option(
+        "--pin-share",
+        envvar="PHLOEM_PIN_SHARE",
+        help="Share of the KV pages that pins may hold.",
+        rich_help_panel=_BATCH,
+    ),
 ]
 Depth = Annotated[
     int, typer.Option("--depth", envvar="PHLOEM_DEPTH", help="Plans in flight, 1 to 3.", rich_help_panel=_BATCH)
