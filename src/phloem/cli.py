@@ -9,6 +9,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from phloem.tree.command import tree
+
 app = typer.Typer(
     name="phloem",
     help="Serve language models as five async services over one radix tree of KV-cache prefixes.",
@@ -106,6 +108,9 @@ def up(
     except UpError as error:
         fail("up", error)
     raise typer.Exit(code)
+
+
+app.command()(tree)
 
 
 def _unavailable(verb: str, purpose: str, error: ModuleNotFoundError) -> None:

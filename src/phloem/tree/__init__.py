@@ -1,0 +1,1 @@
+"""`phloem tree`: a server's prefix cache, drawn in the terminal."""
