@@ -1,14 +1,17 @@
 """Who owns each KV page of a worker: nobody (free), a request (held), or the tree.
 
-Every transfer is checked page by page, so a page freed twice or given to two owners stops the service at the step that did it.
+Every transfer is checked for every page, so a page freed twice or given to two owners stops the service at the step that did it.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterator
+
+from .extents import Extent, Extents
 
 FREE, HELD, TREE = 0, 1, 2
+_BYTE = (b"\x00", b"\x01", b"\x02")  # each owner as it lies in memory
 
 
 class OutOfPages(Exception):
@@ -16,7 +19,7 @@ class OutOfPages(Exception):
 
 
 class PagePool:
-    """Hands out page ids `first` to `first + count - 1`."""
+    """Hands out page ids `first` to `first + count - 1`, neighbours together where it can."""
 
     def __init__(self, count: int, first: int = 0) -> None:
         if count < 1:
@@ -26,53 +29,86 @@ class PagePool:
         self.in_tree = 0
         self._first = first
         self._owner = bytearray(count)
-        # The page freed last is used first: it is the one most likely still in a cache of the device. Starts so that page `first` goes first.
-        self._free = array("I", range(first + count - 1, first - 1, -1))
+        self._free = Extents()
+        self._free.add(first, first + count)
 
     @property
     def free(self) -> int:
         """Pages that `take` can hand out now."""
-        return len(self._free)
+        return self._free.pages
 
-    def take(self, count: int) -> array[int]:
-        """Give `count` free pages to a request. Raises OutOfPages, and takes none, if fewer are free."""
-        if count > len(self._free):
-            raise OutOfPages(f"{count} pages asked for, {len(self._free)} free")
+    def take(self, count: int, after: int | None = None) -> array[int]:
+        """Give `count` free pages to a request, in as few runs of ascending neighbours as there can be.
+
+        after: the page that the request's table ends with. If the next one is free, the new pages begin there, so that the table's last run
+        grows; the rest comes from elsewhere. Raises OutOfPages, and takes none, if fewer than `count` are free.
+        """
+        if count > self._free.pages:
+            raise OutOfPages(f"{count} pages asked for, {self._free.pages} free")
+        pages = array("I")
         if count <= 0:
-            return array("I")
-        pages = self._free[-count:]
-        pages.reverse()
-        del self._free[-count:]
-        self._move(pages, FREE, HELD)
+            return pages
+        for start, end in self._free.take(count, None if after is None else after + 1):
+            self._move(start, end, FREE, HELD)
+            if end - start == 1:  # most calls: a row that decodes
+                pages.append(start)
+            else:
+                pages.extend(range(start, end))
         self.held += count
         return pages
 
     def give_back(self, pages: array[int]) -> None:
         """A request's pages become free."""
-        self._move(pages, HELD, FREE)
+        self._release(pages, HELD)
         self.held -= len(pages)
-        self._free.extend(pages)
 
     def to_tree(self, pages: array[int]) -> None:
         """A request's pages become the tree's."""
-        self._move(pages, HELD, TREE)
+        for start, end in _runs(pages):
+            self._move(start, end, HELD, TREE)
         self.held -= len(pages)
         self.in_tree += len(pages)
 
     def from_tree(self, pages: array[int]) -> None:
         """Pages the tree gave up become free."""
-        self._move(pages, TREE, FREE)
+        self._release(pages, TREE)
         self.in_tree -= len(pages)
-        self._free.extend(pages)
 
-    def _move(self, pages: Iterable[int], old: int, new: int) -> None:
-        owner, first = self._owner, self._first
-        for page in pages:
-            assert owner[page - first] == old, f"page {page} is in state {owner[page - first]}, not {old}"
-            owner[page - first] = new
+    def _release(self, pages: array[int], owner: int) -> None:
+        for start, end in _runs(pages):
+            self._move(start, end, owner, FREE)
+            self._free.add(start, end)
+
+    def _move(self, start: int, end: int, old: int, new: int) -> None:
+        """Pages `[start, end)` go from one owner to another; all of them must be the pool's, and be the old owner's."""
+        at, count, owner = start - self._first, end - start, self._owner
+        assert 0 <= at < self.total, f"page {start} is not of this pool"
+        if count == 1:
+            assert owner[at] == old, f"page {start} is in state {owner[at]}, not {old}"
+            owner[at] = new
+        else:
+            assert owner.startswith(_BYTE[old] * count, at), (
+                f"of pages {start} to {end - 1}, not all are in state {old}"
+            )
+            owner[at : at + count] = _BYTE[new] * count
 
     def check(self) -> None:
         """Raise AssertionError unless free + held + tree pages are exactly all pages. Linear in the number of pages."""
         counts = (self._owner.count(FREE), self._owner.count(HELD), self._owner.count(TREE))
-        assert counts == (len(self._free), self.held, self.in_tree)
-        assert len(set(self._free)) == len(self._free)
+        assert counts == (self._free.pages, self.held, self.in_tree)
+        self._free.check()
+        for start, end in self._free:
+            self._move(start, end, FREE, FREE)  # moves nothing, but fails unless all are free and the pool's
+
+
+def _runs(pages: array[int]) -> Iterator[Extent]:
+    """Cut pages, in their order, into runs of ascending neighbours."""
+    if not pages:
+        return
+    start = end = pages[0]
+    for page in pages:
+        if page != end:
+            yield start, end
+            start = end = page
+        end += 1
+    yield start, end
