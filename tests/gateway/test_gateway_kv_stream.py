@@ -44,28 +44,43 @@ def test_a_snapshot_comes_first_and_changes_follow_it_without_gap_or_repetition(
     ]  # fmt: skip
 
 
-def test_a_new_incarnation_begins_empty_and_a_snapshot_that_others_asked_for_is_passed_by() -> None:
+def at(seq: int, *workers: str) -> KvStream:
+    """A stream that has a snapshot of these workers, up to ``seq``."""
     stream = KvStream(snapshot=True)
     stream.owed = False
-    assert fed(stream, batch(1), batch(2), batch(2, snapshot=1), batch(2, snapshot=2), batch(3)) == [
-        (1, 0),
-        (2, 0),
-        (3, 0),
-    ]
+    for worker in workers or ("w",):
+        stream.offer(batch(seq, worker=worker, snapshot=1))
+    taken(stream)
+    return stream
+
+
+def test_a_new_incarnation_begins_empty_and_a_snapshot_that_others_asked_for_is_passed_by() -> None:
+    stream = at(1)
+    assert fed(stream, batch(2), batch(2, snapshot=1), batch(2, snapshot=2), batch(3)) == [(2, 0), (3, 0)]
     assert fed(stream, batch(1, incarnation=8), batch(2, incarnation=8)) == [(1, 0), (2, 0)]
     assert not stream.owed
     assert fed(stream, batch(4)) == []
     assert stream.owed
 
 
+def test_a_worker_that_is_not_known_waits_for_its_snapshot_even_with_its_first_change() -> None:
+    stream = at(0)
+    assert fed(stream, batch(1, worker="new"), batch(1)) == [(1, 0)]
+    assert stream.owed
+    assert fed(stream, batch(1, worker="new", snapshot=1), batch(2, worker="new")) == [(1, 1), (2, 0)]
+
+
 def test_a_gap_is_healed_by_a_snapshot_and_only_that_worker_waits() -> None:
-    stream = KvStream(snapshot=True)
-    stream.owed = False
+    stream = at(0, "w", "other")
     assert fed(stream, batch(1), batch(1, worker="other"), batch(3), batch(4), batch(2, worker="other")) == [
         (1, 0), (1, 0), (2, 0),
     ]  # fmt: skip
     assert stream.owed
     assert fed(stream, batch(2, worker="other", snapshot=1), batch(4, snapshot=1), batch(5)) == [(4, 1), (5, 0)]
+
+
+def test_a_loss_at_the_end_is_healed_by_a_snapshot_that_others_asked_for() -> None:
+    assert fed(at(4), batch(6, snapshot=1), batch(6, snapshot=2), batch(7)) == [(6, 1), (6, 2), (7, 0)]
 
 
 def test_after_a_loss_that_nobody_saw_everything_waits_for_a_snapshot() -> None:
@@ -81,7 +96,9 @@ def test_after_a_loss_that_nobody_saw_everything_waits_for_a_snapshot() -> None:
 
 def test_a_filter_keeps_other_workers_out() -> None:
     stream = KvStream(["w"], snapshot=True)
+    stream.owed = False
     assert fed(stream, batch(3, snapshot=1, worker="x"), batch(1, worker="x"), batch(3, snapshot=1)) == [(3, 1)]
+    assert not stream.owed
 
 
 def test_a_reader_that_leaves_too_much_is_ended_and_keeps_nothing() -> None:
@@ -111,7 +128,7 @@ class Scheduler:
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
-        self.blocks: dict[int, None] = {}
+        self.blocks: dict[int, None] = dict.fromkeys(range(1001, 1020))  # from when nobody watched
         self.seq, self.incarnation = 0, 1
 
     def change(self) -> m.KvEvents:

@@ -26,8 +26,9 @@ RETRY_S = 0.5
 """How soon again after a failure."""
 SNAPSHOT_S = 1.0
 """Least time between two snapshots: each is the whole cache."""
-LAPSE_S = 9.0
-"""A watch that was not renewed for this long may have lapsed, so that events are missing: streams end."""
+LAPSE_S = 8.0
+"""A watch lasts 10 s. What is sent later than this, and may take `CALL_S`, can come too late to renew it: events may be missing, and
+streams end."""
 CALL_S = 2.0
 OPEN_S = 5.0
 """How long a new stream may wait for its watch."""
@@ -91,7 +92,7 @@ class KvHub:
         self._readers: list[KvReader] = []
         self._wake = anyio.Event()
         self._source: tuple[object, ...] | None = None
-        """Who publishes for us (instance and incarnation), since when we are connected, and what we dropped: see `_note`."""
+        """Who publishes for us (instance, incarnation, term), since when we are connected, and what we dropped: see `_note`."""
         self._confirmed = 0.0
         self._snapshot_at = float("-inf")
         self._node.on(KvEvents, self._on_events)
@@ -157,6 +158,9 @@ class KvHub:
     async def _renew(self) -> float:
         """Renew the watch; returns in how many seconds at the latest to do so again."""
         leader, now = self._backends.leader(), anyio.current_time()
+        if now > self._confirmed + LAPSE_S:
+            self._end_all(unavailable("The scheduler does not answer: subscribe again, with a snapshot."))
+            self._confirmed = now
         if leader is not None:
             self._note(leader)
             if await self._watch(leader, snapshot=now >= self._snapshot_at + SNAPSHOT_S):
@@ -165,13 +169,11 @@ class KvHub:
                     reader.watched()
                 owed = any(reader.stream.owed for reader in self._readers)
                 return max(self._snapshot_at + SNAPSHOT_S - now, 0.0) if owed else WATCH_S
-        if now > self._confirmed + LAPSE_S:
-            self._end_all(unavailable("The scheduler does not answer: subscribe again, with a snapshot."))
         return RETRY_S
 
     def _note(self, leader: Peer) -> None:
         """Another leader, a break of our connection, or a full mailbox: batches may have been lost without a gap to tell it."""
-        source = leader.instance, leader.incarnation, self._node.bus.connected_since, self._node.dropped
+        source = leader.instance, leader.incarnation, leader.term, self._node.bus.connected_since, self._node.dropped
         if self._source not in (None, source):
             for reader in self._readers:
                 reader.stream.lost()

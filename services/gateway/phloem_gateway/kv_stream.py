@@ -23,7 +23,7 @@ CHANGE, SNAPSHOT, CONTINUED = 0, 1, 2
 class KvStream:
     """Takes what is published and keeps what the client gets.
 
-    With ``snapshot``, batches of a worker begin with its snapshot or with the first of a new incarnation, each follows the one before,
+    With ``snapshot``, batches of a worker begin with its snapshot, each follows the one before or is the first of the next incarnation,
     and after a loss nothing is taken until a snapshot came. Without it, changes pass as they come.
 
     Args:
@@ -99,7 +99,7 @@ class KvStream:
     def _begins(self, batch: KvEvents) -> bool:
         """Whether a snapshot tells this client something: others ask for snapshots too."""
         place = self._places.get(batch.worker)
-        if place is not None and place[0] == batch.incarnation:
+        if place is not None and place[0] == batch.incarnation and batch.seq <= place[1]:
             self._in_snapshot.pop(batch.worker, None)
             return False
         self._in_snapshot[batch.worker] = None
@@ -107,17 +107,14 @@ class KvStream:
         return True
 
     def _follows(self, batch: KvEvents) -> bool:
-        """Whether a change comes right after what the client has."""
-        incarnation, seq = self._places.get(batch.worker, (0, -1))
-        if batch.seq == 1 and incarnation != batch.incarnation:
-            self._in_snapshot.pop(batch.worker, None)
+        """Whether a change comes right after what the client has. Of a worker that it does not know, none does: numbers count only what was
+        published, so that even the first may come after much that was not."""
+        place = self._places.get(batch.worker)
+        if place is not None and place[0] == batch.incarnation and batch.seq <= place[1]:
+            return False  # in the snapshot
+        if place is not None and batch.seq == (place[1] + 1 if place[0] == batch.incarnation else 1):
             self._remember(batch)
             return True
-        if incarnation == batch.incarnation and 0 <= batch.seq - 1 <= seq:
-            if batch.seq == seq + 1:
-                self._remember(batch)
-                return True
-            return False
         self._places.pop(batch.worker, None)
         self._in_snapshot.pop(batch.worker, None)
         self.owed = True

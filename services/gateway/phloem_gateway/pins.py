@@ -73,7 +73,7 @@ class PinDesk:
                 break
             replaces = kept is not None
         if kept is None:
-            raise unavailable("The prompt was evicted before it could be kept, each time. The cache is too busy.")
+            raise unavailable("Nothing of the prompt stayed in the cache for long enough to be kept.")
         return Pinned(kept, live.prompt_tokens, cached)
 
     async def renew(self, owner: str, ident: str, ttl_ms: int) -> PinInfo:
@@ -101,13 +101,13 @@ class PinDesk:
             return answer.lives[0]
 
     async def _keep(self, owner: str, ident: str, wish: PinWish, ids: bytes) -> PinInfo | None:
-        """Take out the lease; None if nothing of the prompt is there any more. Raises `ApiError`."""
+        """Take out the lease; None if nothing of the prompt is there any more, and so no lease. Raises `ApiError`."""
         instance = self._backends.presence.node.instance
         generation = wish.generation
         reply = await self._call(Pin(owner, ident, instance, wish.ttl_ms, ids, generation.salt, generation.extra))
-        if reply.error is not None and reply.error.code != "not_found":
+        if reply.error is not None:
             raise _refusal(reply.error, generation.params)
-        return reply.info
+        return reply.info if reply.info is not None and reply.info.tokens else None
 
     async def _call(self, message: Pin | Unpin) -> PinReply:
         return await call_leader(self._backends, message, PinReply)
