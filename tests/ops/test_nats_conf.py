@@ -22,7 +22,7 @@ from phloem_bus.errors import NotAllowed, TimedOut
 from phloem_bus.mailbox import Mailbox
 from phloem_bus.nats import NatsBus
 from phloem_bus.nats_client import NatsOptions, Refused
-from phloem_proto.subjects import Role, inbox, subject
+from phloem_proto.subjects import KV, Role, inbox, subject
 
 pytestmark = pytest.mark.anyio
 
@@ -119,6 +119,24 @@ async def test_nobody_listens_to_others(server: Server, pattern: str) -> None:
         with contextlib.suppress(NotAllowed):
             await tokenizer.subscribe(pattern)
         await violated(tokenizer)
+
+
+async def test_cache_events_reach_gateways_alone(server: Server) -> None:
+    group = inbox("default", "m", Role.GATEWAY, KV)
+    async with (
+        server.user("scheduler") as scheduler,
+        server.user("gateway") as gateway,
+        server.user("worker") as worker,
+    ):
+        mailbox = await gateway.subscribe(group)
+        await worker.publish(subject("default", "m", Role.GATEWAY, KV, Role.SCHEDULER), b"forged")
+        await violated(worker)
+        await scheduler.publish(subject("default", "m", Role.GATEWAY, KV, Role.SCHEDULER), b"true")
+        with anyio.fail_after(5):
+            assert (await mailbox.receive()).data == b"true"
+    async with server.user("worker") as worker:
+        with pytest.raises(NotAllowed):
+            await worker.subscribe(group)
 
 
 async def test_nobody_writes_to_an_inbox_that_did_not_ask(server: Server) -> None:
