@@ -143,7 +143,7 @@ def test_phloem_tree_draws_it(running: Running) -> None:
     command = [str(BIN / "phloem"), "tree", "--once", "--url", running.url]
     environment = os.environ | {"COLUMNS": "150"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=environment)
-    assert "tiny  pages of 16 tokens  ·  1 node  ·  64 tokens cached" in done.stdout
+    assert "tiny  pages of 16 tokens · 1 node · 64 tokens cached" in done.stdout
     assert "“drawn line 0. dr…”  64 tokens" in done.stdout
     assert done.stderr == ""
 

@@ -108,9 +108,7 @@ def test_once_prints_header_workers_and_tree() -> None:
         done = invoke("--once", "--url", url)
     assert (done.exit_code, done.stderr) == (0, "")
     lines = [line.rstrip() for line in done.stdout.splitlines()]
-    assert (
-        lines[0] == "smollm2  pages of 16 tokens  ·  1,234 nodes  ·  5,678 tokens cached  ·  2 namespaces  ·  7 waiting"
-    )
+    assert lines[0] == "smollm2  pages of 16 tokens · 1,234 nodes · 5,678 tokens cached · 2 namespaces · 7 waiting"
     (a,) = [line.split() for line in lines if line.startswith("A")]
     assert (a[:2], a[-7:]) == (["A", "gpu-a"], ["10", "5", "25", "60", "3", "75%", "50%"])
     assert lines[lines.index("prefixes") :] == [
@@ -148,9 +146,15 @@ def test_long_texts_and_narrow_terminals_are_cut_to_one_line_each() -> None:
     long = Picture("m", 16, 1, 1, 1, 0, [worker("w" * 200)], [node(0, -1, "word " * 100, {"w" * 200: Copy(1, 1)})])
     assert all(len(line) <= 150 for line in printed(long))
     assert "…" in printed(long)[-1]
-    narrow = printed(long, 40)
-    assert len(narrow) == len(printed(long))
-    assert max(map(len, narrow)) <= 40
+    narrow = printed(long, 80)
+    assert max(map(len, narrow)) <= 80
+    assert [len([line for line in lines if "█" in line or "“" in line]) for lines in (narrow, printed(long))] == [2, 2]
+
+
+def test_eighty_columns_are_enough_for_every_number() -> None:
+    (line,) = [line for line in printed(PICTURE, 80) if line.startswith("B")]
+    assert line.split()[:2] == ["B", "gpu-b"]
+    assert line.split()[-7:] == ["10", "5", "25", "60", "3", "25%", "0%"]
 
 
 @pytest.mark.parametrize("text", ["\x1b[2J\x1b[31mred", "a\x07b", "\x9b31m", "\u202eback", "line\r\nline\ttab\x00"])

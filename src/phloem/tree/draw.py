@@ -9,7 +9,7 @@ from rich.tree import Tree
 
 from .picture import Node, Picture, Worker, visible
 
-BAR_CELLS = 32
+BAR_CELLS = 20
 """Columns of a worker's bar."""
 TEXT_CELLS = 56
 """Columns of an edge's text."""
@@ -18,7 +18,7 @@ MAX_LEVELS = 12
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _PARTS = (("held", "red", "█"), ("locked", "yellow", "█"), ("cached", "green", "█"), ("free", "bright_black", "░"))
-"""Parts of a worker's pages in the order in which the bar shows them."""
+"""Parts of a worker's pages in the order in which the bar shows them; their colours are those of the numbers beside it."""
 
 
 def draw(picture: Picture, note: str = "") -> RenderableType:
@@ -42,7 +42,7 @@ def _header(picture: Picture) -> Text:
         _count(picture.namespaces, "namespace"),
         f"{picture.waiting:,} waiting",
     ]
-    return Text.assemble((visible(picture.model), "bold"), "  ", "  ·  ".join(facts), no_wrap=True, overflow="ellipsis")
+    return Text.assemble((visible(picture.model), "bold"), "  ", " · ".join(facts))
 
 
 def _count(number: int, noun: str) -> str:
@@ -52,20 +52,19 @@ def _count(number: int, noun: str) -> str:
 def _workers(workers: list[Worker], marks: dict[str, Text]) -> RenderableType:
     if not workers:
         return Text("no worker", style="yellow")
-    legend = Text.assemble(
-        "pages: ", *(piece for name, colour, cell in _PARTS for piece in ((cell, colour), f" {name} "))
-    )
-    table = Table(box=None, padding=(0, 2, 0, 0), show_edge=False)
-    for title in ("", "worker"):
-        table.add_column(title, no_wrap=True, overflow="ellipsis")
-    table.add_column(legend, no_wrap=True)
-    for title in ("held", "locked", "cached", "free", "rows", "traffic", "found"):
+    table = Table(box=None, padding=(0, 1, 0, 0), show_edge=False)
+    table.add_column("", no_wrap=True)
+    table.add_column("worker")  # the one that gives way where there are few columns
+    table.add_column("pages", no_wrap=True)
+    for name, colour, _ in _PARTS:
+        table.add_column(Text(name, style=colour), justify="right", no_wrap=True)
+    for title in ("rows", "traffic", "found"):
         table.add_column(title, justify="right", no_wrap=True)
     for worker in workers:
         pages = _pages(worker)
         table.add_row(
             marks[worker.instance],
-            visible(worker.instance),
+            Text(visible(worker.instance), no_wrap=True, overflow="ellipsis"),
             _bar(pages),
             *(f"{pages[name]:,}" for name, _, _ in _PARTS),
             f"{worker.rows:,}",
