@@ -494,7 +494,7 @@ class Radix(Message, frozen=True):
     """Show the tree (a call). Reply: `RadixReply`."""
 
     max_nodes: int = 200
-    """At most this many nodes, those with most tokens below them first; in [1, 2000]."""
+    """At most this many nodes, those most in use first; in [1, 2000]."""
     edge_ids: int = 16
     """At most this many token ids of each edge; in [0, 64]."""
 

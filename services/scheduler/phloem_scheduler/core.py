@@ -69,7 +69,7 @@ class Core:
     """All state of one scheduler.
 
     Args:
-        incarnation: of this process, so that sessions of workers can be told apart by those who watch their caches.
+        incarnation: random, so that those who watch the caches can tell sessions of workers apart.
     """
 
     def __init__(self, settings: Settings | None = None, incarnation: int = 0) -> None:

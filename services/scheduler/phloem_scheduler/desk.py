@@ -64,7 +64,7 @@ class Desk:
         self, config: SchedulerConfig, node: Node, presence: Presence, leadership: Leadership, model: str
     ) -> None:
         self.config = config
-        self.core = Core(config.settings, node.sender.incarnation)
+        self.core = Core(config.settings, node.rng.getrandbits(64))
         self.leading = False
         self.links = Links(node, presence)
         self.answers = Answers(node)
@@ -114,7 +114,7 @@ class Desk:
         finally:
             self.leading = False
             self._tasks = None
-            self.core = Core(self.config.settings, self._node.sender.incarnation)
+            self.core = Core(self.config.settings, self._node.rng.getrandbits(64))
             self._idle.set()
 
     async def finished(self) -> None:
