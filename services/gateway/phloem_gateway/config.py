@@ -27,6 +27,8 @@ class GatewayConfig:
     """As much as a message on the bus may hold; larger prompts could not travel on."""
     request_timeout_s: float = 600.0
     """Deadline of a request whose client gives none."""
+    head_timeout_s: float = 30.0
+    """How long a client may take to send its headers."""
     body_timeout_s: float = 30.0
     """How long a client may take to send its body."""
     max_live: int = 4096
@@ -61,7 +63,14 @@ class GatewayConfig:
         for name in ("max_body_bytes", "max_live", "max_choices", "byte_budget"):
             if getattr(self, name) < 1:
                 raise ConfigError(_flag(name), "must be at least 1")
-        for name in ("request_timeout_s", "body_timeout_s", "keep_alive_s", "patience_s", "recover_s"):
+        for name in (
+            "request_timeout_s",
+            "head_timeout_s",
+            "body_timeout_s",
+            "keep_alive_s",
+            "patience_s",
+            "recover_s",
+        ):
             if not getattr(self, name) > 0:
                 raise ConfigError(_flag(name), "must be more than 0")
 

@@ -34,6 +34,7 @@ CODES: dict[str, tuple[int, str, str]] = {
     "request_too_large": (413, "invalid_request_error", "INVALID_ARGUMENT"),
     "unsupported_media_type": (415, "invalid_request_error", "INVALID_ARGUMENT"),
     "rate_limit_exceeded": (429, "rate_limit_error", "RESOURCE_EXHAUSTED"),
+    "headers_too_large": (431, "invalid_request_error", "INVALID_ARGUMENT"),
     "internal_error": (500, "server_error", "INTERNAL"),
     "service_unavailable": (503, "service_unavailable_error", "UNAVAILABLE"),
     "deadline_exceeded": (504, "timeout_error", "DEADLINE_EXCEEDED"),

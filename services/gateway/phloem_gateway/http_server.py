@@ -1,31 +1,24 @@
-"""uvicorn, embedded: our socket, our signals, and a way to break a connection."""
+"""uvicorn, embedded: our socket, our signals, our protocol."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, cast
 
 import anyio
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from phloem_bus.errors import ConfigError
 
-from .exchange import ABORT
+from .http_protocol import Protocol
 
 BACKLOG = 2048
 """Connections that wait to be accepted: bursts of benchmark clients."""
-
-
-class _Protocol(HttpToolsProtocol):
-    """Offers handlers `ABORT`: closing would wait for a client that does not read."""
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self.scope["extensions"] = {ABORT: {"call": self.transport.abort}}
 
 
 class _Server(uvicorn.Server):
@@ -40,18 +33,21 @@ class HttpServer:
     """Serves ``app`` until `stop`. asyncio only (uvicorn is).
 
     Args:
+        head_timeout_s, refused: see `Protocol`.
         drain_s: how long open connections may take to finish after `stop`.
 
     Raises:
         ConfigError: the address can't be used.
     """
 
-    def __init__(self, app: ASGIApp, host: str, port: int, drain_s: float) -> None:
+    def __init__(
+        self, app: ASGIApp, host: str, port: int, head_timeout_s: float, refused: Callable[[int], None], drain_s: float
+    ) -> None:
         self._socket = bind(host, port, "--http-port")
         self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(
             app,
-            http=_Protocol,
+            http=cast(Any, partial(Protocol, head_timeout_s=head_timeout_s, refused=refused)),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -69,6 +65,8 @@ class HttpServer:
             await self._server.serve(sockets=[self._socket])
         except anyio.get_cancelled_exc_class():
             self._server.force_exit = True
+            for listener in getattr(self._server, "servers", []):
+                listener.close()  # uvloop waits for ever at its end for one whose socket was closed beneath it
             for connection in list(self._server.server_state.connections):
                 connection.transport.abort()
             raise

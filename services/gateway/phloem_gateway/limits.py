@@ -24,5 +24,9 @@ MAX_SEED = 2**63 - 1
 """Seeds are 64-bit signed, as OpenAI."""
 MAX_REQUEST_ID_CHARS = 128
 """Characters of a client's own request id; it stands in headers and log lines."""
+MAX_HEAD_BYTES = 64 * 1024
+"""Request line and headers of one HTTP request, or its trailers. Common servers take 8 to 64 KiB; keys and cookies fit many times over."""
+MAX_PIPELINED = 64
+"""Requests that a client may send ahead on one connection; each waits as an object of its own."""
 MAX_DEPTH = 64
 """Nesting of a JSON body. Real schemas have less than 20; deeper ones would recurse in whoever reads them next."""

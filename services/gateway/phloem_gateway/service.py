@@ -110,7 +110,11 @@ class GatewayService:
         config = self.config
         http = grpc = None
         if config.http_port is not None:
-            http = HttpServer(self.app, config.http_host, config.http_port, CLOSE_S)
+            responses = self.gateway.metrics.responses
+            http = HttpServer(
+                self.app, config.http_host, config.http_port, config.head_timeout_s,
+                lambda status: responses.labels("other", str(status)).inc(), CLOSE_S,
+            )  # fmt: skip
             self.http_port = http.port
         if config.grpc_port is not None:
             try:
