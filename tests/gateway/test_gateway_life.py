@@ -8,9 +8,10 @@ from typing import Any
 import anyio
 import pytest
 
+from phloem_gateway.auth import ANYONE
 from phloem_gateway.config import GatewayConfig
 from phloem_proto.codec import unpack_ids
-from phloem_proto.messages import End, ErrorInfo, Lost
+from phloem_proto.messages import Cancel, End, ErrorInfo, Lost
 from phloem_proto.subjects import Role
 
 from .backend import MODEL, FakeScheduler, Script
@@ -157,6 +158,38 @@ async def test_503_within_a_second_when_something_is_missing(what: str) -> None:
             assert (response.status_code, response.json()["error"]["code"]) == (503, "service_unavailable")
             assert int(response.headers["retry-after"]) >= 1
         assert made.gateway.core.live == {}
+
+
+@pytest.mark.parametrize("how", ["leaves", "is aborted", "is late"])
+async def test_what_ends_while_the_bus_is_down_is_cancelled_once_it_is_back(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world(quiet(request_timeout_s=0.5 if how == "is late" else 60.0)) as made:
+        scheduler, tokenizer, tries = made.backend.scheduler, made.backend.tokenizer, 0
+        send = made.gateway._node.send
+
+        async def counted(*args: Any) -> None:
+            nonlocal tries
+            tries += isinstance(args[2], Cancel)
+            await send(*args)
+
+        monkeypatch.setattr(made.gateway._node, "send", counted)
+        scheduler.script = Script(hold=anyio.Event())
+        caller = Caller(made.service.app)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(caller.call, PATH, CHAT, {"x-request-id": "mine"})
+            await made.until(lambda: scheduler.running)
+            made.backend.broker.stop()
+            if how == "leaves":
+                caller.gone.set()
+            elif how == "is aborted":
+                assert made.gateway.abort(ANYONE, "mine") == 1
+        assert made.gateway.core.live == {}
+        await anyio.sleep(0.5)  # nothing can happen in this time but useless tries
+        assert (scheduler.cancelled, tokenizer.cancelled, 1 <= tries <= 20) == ([], [], True)
+        made.backend.broker.start()
+        cancel = Cancel(scheduler.opened[0].rid, 1)
+        await made.until(lambda: scheduler.cancelled == tokenizer.cancelled == [cancel], timeout_s=1.0)
 
 
 async def test_before_anybody_is_there_it_is_not_ready() -> None:

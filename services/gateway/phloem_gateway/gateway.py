@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import anyio
 from anyio.abc import TaskGroup
 
-from phloem_bus.errors import BusError
+from phloem_bus.errors import BusError, Disconnected
 from phloem_bus.link import Link
 from phloem_bus.log import about
 from phloem_bus.presence import Peer, Presence
@@ -38,6 +38,8 @@ PER_RECONCILE = 2000
 """Requests per reconcile message: some 100 KB each."""
 OUTBOX = 16384
 """Cancels waiting for the bus. What overflows is repaired by the next reconcile, which no longer names those requests."""
+RESEND_S = 0.1
+"""Between tries to send while the bus is down."""
 
 _log = logging.getLogger("phloem.gateway")
 
@@ -297,11 +299,14 @@ class Gateway:
         while True:
             self._outgoing = anyio.Event()
             while self._outbox:
-                role, instance, message = self._outbox.popleft()
                 try:
-                    await self._node.send(role, instance, message)
+                    await self._node.send(*self._outbox[0])
+                except Disconnected:
+                    await anyio.sleep(RESEND_S)
+                    continue
                 except BusError:
-                    pass  # the bus is down: reconcile repairs it when it is back
+                    pass  # trying again would not help
+                self._outbox.popleft()
             await self._outgoing.wait()
 
     async def _reconcile(self) -> None:
