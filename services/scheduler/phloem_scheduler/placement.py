@@ -45,6 +45,7 @@ class Placement:
     def __init__(self, workers: Iterable[WorkerState], guard: Guard) -> None:
         self._guard = guard
         self._backlog = {worker: worker.backlog for worker in workers}
+        self._pace = paces(self._backlog)
 
     def admitted(self, worker: WorkerState, tokens: int) -> None:
         """worker has so many more known tokens to compute."""
@@ -70,6 +71,13 @@ class Placement:
 
     def _cost(self, worker: WorkerState, tokens: int, least: int) -> tuple[bool, float, int, str]:
         rows = len(worker.rows)
-        each = worker.pace.line()[1] or 1.0
-        work = (tokens + self._backlog[worker] + rows * ROW_TOKENS) * each
+        work = (tokens + self._backlog[worker] + rows * ROW_TOKENS) * self._pace[worker]
         return self._guard.over(rows, least), work, rows, worker.instance
+
+
+def paces(workers: Iterable[WorkerState]) -> dict[WorkerState, float]:
+    """Milliseconds per token. A worker that has not been measured yet is taken to be as fast as the others are on average."""
+    measured = {worker: worker.pace.line()[1] for worker in workers}
+    known = [each for each in measured.values() if each > 0]
+    usual = sum(known) / len(known) if known else 1.0
+    return {worker: each if each > 0 else usual for worker, each in measured.items()}
