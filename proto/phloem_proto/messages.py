@@ -44,7 +44,7 @@ class SamplingParams(Part, frozen=True):
     presence_penalty: float = 0.0
     """In [-2, 2]; over output tokens."""
     repetition_penalty: float = 1.0
-    """In (0, 2]; over prompt and output tokens."""
+    """In [0.01, 2]; over prompt and output tokens."""
     min_tokens: int = 0
     """End-of-sequence and stop ids can't be drawn before this many output tokens."""
     stop_token_ids: tuple[int, ...] = ()

@@ -178,7 +178,7 @@ async def test_what_ends_while_the_bus_is_down_is_cancelled_once_it_is_back(
         caller = Caller(made.service.app)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(caller.call, PATH, CHAT, {"x-request-id": "mine"})
-            await made.until(lambda: scheduler.running)
+            await made.until(lambda: bool(scheduler.running))
             made.backend.broker.stop()
             if how == "leaves":
                 caller.gone.set()

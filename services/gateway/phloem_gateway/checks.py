@@ -151,10 +151,11 @@ def sampling(wishes: Wishes, facts: ModelFacts, *, max_choices: int, least_token
         least_tokens: least ``max_tokens`` that makes sense here.
     """
     name = wishes.name
+    # First, since it may have become the default of max_tokens.
+    min_tokens = whole(name("min_tokens"), wishes.min_tokens, 0, 2**31 - 1, 0)
     max_tokens = wishes.max_tokens
     if max_tokens is not None:
         max_tokens = whole(name("max_tokens"), max_tokens, least_tokens, 2**31 - 1, 0)
-    min_tokens = whole(name("min_tokens"), wishes.min_tokens, 0, 2**31 - 1, 0)
     if max_tokens is not None and min_tokens > max_tokens:
         raise invalid(name("min_tokens"), f"at most {name('max_tokens')} ({max_tokens})", min_tokens)
     penalty = {
@@ -168,7 +169,9 @@ def sampling(wishes: Wishes, facts: ModelFacts, *, max_choices: int, least_token
         top_p=within(name("top_p"), wishes.top_p, 0.0, 1.0, 1.0, above=True),
         top_k=top_k(name("top_k"), wishes.top_k),
         min_p=within(name("min_p"), wishes.min_p, 0.0, 1.0, 0.0),
-        repetition_penalty=within(name("repetition_penalty"), wishes.repetition_penalty, 0.0, 2.0, 1.0, above=True),
+        repetition_penalty=within(
+            name("repetition_penalty"), wishes.repetition_penalty, limits.MIN_REPETITION_PENALTY, 2.0, 1.0
+        ),
         stop=stops(name("stop"), wishes.stop),
         stop_token_ids=stop_ids(name("stop_token_ids"), wishes.stop_token_ids, facts),
         ignore_eos=bool(wishes.ignore_eos),

@@ -10,6 +10,8 @@ MAX_STOP_IDS = 128
 """Stop token ids; they travel in every re-open."""
 MAX_LOGIT_BIAS = 1024
 """Entries of logit_bias (OpenAI: 300); the worker keeps a row of them per request."""
+MIN_REPETITION_PENALTY = 0.01
+"""Logits are divided by it, so that much smaller ones would make infinities of them; a hundredfold is more than anybody wants."""
 MAX_TOP_LOGPROBS = 20
 """Alternatives per token, as OpenAI. Each token of the answer carries them."""
 MAX_MESSAGES = 4096
