@@ -1,8 +1,8 @@
 """Depth first through the tree: the branch where most choices wait, down to its end, then the next.
 
 weight(v) is how many choices of one priority can be picked at v or below. At each node the heaviest child comes first and is gone through to
-its end before its siblings; a node's own choices come after its children's. Weights are kept upward in lazy heaps, so that a pick
-costs the depth of a branch times a logarithm.
+its end (until nobody there can be picked) before its siblings; a node's own choices come after its children's. Weights are kept upward in
+lazy heaps, so that a pick costs the depth of a branch times a logarithm.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ class _Mark:
 
     weight: int = 0
     counted: bool = True  # in the weight of the parent: not while a row computes the node
-    own: list[Entry] = field(default_factory=list)
+    own: list[Entry] = field(default_factory=list)  # lazy
+    own_live: int = 0
     heavy: list[tuple[int, int, Node]] = field(default_factory=list)  # (-weight, order, child), lazy
     under_way: Node | None = None  # the child that is gone through
 
@@ -36,10 +37,17 @@ class _Level:
         self._top = _Mark()  # above the roots
 
     def add(self, node: Node, entry: Entry) -> None:
-        heapq.heappush(self._mark(node).own, entry)
+        mark = self._mark(node)
+        heapq.heappush(mark.own, entry)
+        mark.own_live += 1
         self._weigh(node, 1)
 
     def remove(self, node: Node) -> None:
+        mark = self.marks[node]
+        mark.own_live -= 1
+        if len(mark.own) > 2 * mark.own_live + SLACK:
+            mark.own = [entry for entry in mark.own if entry[2] == entry[1].stamp]
+            heapq.heapify(mark.own)
         self._weigh(node, -1)
 
     def first(self) -> Choice | None:
@@ -57,16 +65,18 @@ class _Level:
         mark.counted = not mark.counted
         if mark.counted:
             self._enter(node, mark)
+        else:
+            self._not_under_way(node)
         self._climb(node.parent, mark.weight if mark.counted else -mark.weight)
 
     def split(self, upper: Node, lower: Node) -> None:
         mark = self.marks.get(lower)
         if mark is None or not mark.counted:
             return
-        new = self.marks[upper] = _Mark(mark.weight, under_way=lower)
+        new = self.marks[upper] = _Mark(mark.weight)
         above = self._above(upper)
         if above.under_way is lower:
-            above.under_way = upper
+            above.under_way, new.under_way = upper, lower
         self._enter(lower, mark)
         self._enter(upper, new)
 
@@ -87,7 +97,7 @@ class _Level:
             self._enter(node, mark)
             self._climb(node.parent, change)
         if not mark.weight:
-            del self.marks[node]
+            self._unmark(node)
 
     def _climb(self, node: Node | None, change: int) -> None:
         """So many more can be picked below node and its ancestors, up to one that is being computed."""
@@ -96,12 +106,22 @@ class _Level:
             mark.weight += change
             counted = mark.counted
             if not mark.weight:
-                del self.marks[node]
+                self._unmark(node)
             elif counted:
                 self._enter(node, mark)
             if not counted:
                 return
             node = node.parent
+
+    def _unmark(self, node: Node) -> None:
+        self._not_under_way(node)
+        del self.marks[node]
+
+    def _not_under_way(self, node: Node) -> None:
+        """Nobody can be picked through node any more."""
+        above = self._top if node.parent is None else self.marks.get(node.parent)
+        if above is not None and above.under_way is node:
+            above.under_way = None
 
     def _enter(self, node: Node, mark: _Mark) -> None:
         """node stands at its present weight among its parent's children."""
@@ -116,20 +136,11 @@ class _Level:
 
     def _heaviest(self, mark: _Mark, node: Node | None) -> Node | None:
         """The child to go through: the one under way, or else the heaviest."""
-        child = mark.under_way
-        if (
-            child is not None
-            and child.parent is node
-            and (known := self.marks.get(child)) is not None
-            and known.counted
-        ):
-            return child
-        mark.under_way = None
-        while mark.heavy:
+        while mark.under_way is None and mark.heavy:
             if self._counts(mark.heavy[0], node):
                 mark.under_way = mark.heavy[0][2]
-                break
-            heapq.heappop(mark.heavy)
+            else:
+                heapq.heappop(mark.heavy)
         return mark.under_way
 
     def _counts(self, entry: tuple[int, int, Node], parent: Node | None) -> bool:
