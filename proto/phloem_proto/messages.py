@@ -406,7 +406,7 @@ class LiveRequest(Part, frozen=True):
 
 
 class Live(Message, frozen=True):
-    """Each 2 s from a gateway to the scheduler (a call; split when large): these requests I hold. Reply: `LiveReply`."""
+    """Each second from a gateway to the scheduler (a call; split when large): these requests I hold. Reply: `LiveReply`."""
 
     requests: tuple[LiveRequest, ...]
     part: int = 0
@@ -414,10 +414,13 @@ class Live(Message, frozen=True):
 
 
 class LiveReply(Message, frozen=True):
-    """Those of them that the scheduler does not know (twice in a row: the gateway opens them again)."""
+    """Those of them that the scheduler does not know (twice in a row: the gateway opens them again), or has more of."""
 
     unknown: tuple[bytes, ...] = ()
     part: int = 0
+    ahead: tuple[LiveRequest, ...] = ()
+    """Those, under the same attempt, of which a choice has more than the offset told: output tokens, an end counting as one.
+    Again and again for 3 s, and nothing of that choice came meanwhile: the gateway opens the request again."""
 
 
 class Flush(Message, frozen=True):

@@ -61,6 +61,8 @@ class FakeTokenizer:
         self.opened: list[m.OpenStream] = []
         self.encoded: list[m.Encode] = []
         self.cancelled: list[m.Cancel] = []
+        self.lose: Callable[[m.TextFrame], bool] = lambda frame: False
+        """Frames for which it holds vanish on their way to the gateway."""
         self.encode_hold: anyio.Event | None = None
         self.refuse_encode: m.ErrorInfo | None = None
         self.refuse_open: m.ErrorInfo | None = None
@@ -148,6 +150,8 @@ class FakeScheduler:
         self.refuse_open: m.ErrorInfo | None = None
         self.refuse_flush: m.ErrorInfo | None = None
         self.forget: set[bytes] = set()
+        self.output: dict[bytes, tuple[int, list[int]]] = {}
+        """Of each request: attempt, and per child how many tokens were emitted, plus one once it has ended."""
         self.running: dict[bytes, anyio.CancelScope] = {}
         self.scope = anyio.CancelScope()
         self._tasks: TaskGroup | None = None
@@ -188,7 +192,12 @@ class FakeScheduler:
     async def _live(self, received: Received[m.Live]) -> m.LiveReply:
         self.lives.append(received.message)
         unknown = tuple(r.rid for r in received.message.requests if r.rid in self.forget)
-        return m.LiveReply(unknown, received.message.part)
+        ahead = []
+        for asked in received.message.requests:
+            attempt, counts = self.output.get(asked.rid, (0, []))
+            if attempt == asked.attempt and any(a > b for a, b in zip(counts, asked.offsets, strict=True)):
+                ahead.append(m.LiveRequest(asked.rid, attempt, tuple(counts)))
+        return m.LiveReply(unknown, received.message.part, tuple(ahead))
 
     async def _flush(self, received: Received[m.Flush]) -> m.FlushReply:
         self.flushes.append(received.message)
@@ -203,6 +212,8 @@ class FakeScheduler:
     async def _play(self, order: m.Open, script: Script) -> None:
         with anyio.CancelScope() as scope:
             self.running[order.rid] = scope
+            held_by_child = order.have or (m.Held(),) * order.n
+            self.output[order.rid] = order.attempt, [len(held.ids) // 4 + held.ended for held in held_by_child]
             async with anyio.create_task_group() as tasks:
                 for child in range(order.n):
                     held = order.have[child] if order.have else m.Held()
@@ -246,7 +257,10 @@ class FakeScheduler:
             order.rid, order.attempt, child, offset, pack_ids(ids), text, end, logprobs, prompt, script.cached
         )
         tokenizer = self.tokenizers[order.detokeniser]
-        if order.rid in tokenizer.streams:
+        attempt, counts = self.output[order.rid]
+        if attempt == order.attempt:
+            counts[child] = offset + len(ids) + (end is not None)
+        if order.rid in tokenizer.streams and not tokenizer.lose(frame):
             tokenizer.to[order.gateway].send(m.Text((frame,)))
 
 
@@ -300,6 +314,7 @@ class Backend:
             for seen in (tokenizer.opened, tokenizer.encoded, tokenizer.cancelled):
                 seen.clear()
             tokenizer.encode_hold = tokenizer.refuse_encode = tokenizer.refuse_open = None
+            tokenizer.lose = lambda frame: False
         for scheduler in self.schedulers:
             for told in (scheduler.opened, scheduler.cancelled, scheduler.lives, scheduler.flushes):
                 told.clear()

@@ -12,7 +12,7 @@ from phloem_gateway.errors import ApiError
 from phloem_gateway.live import Child, Live
 from phloem_gateway.request import Generation, Sampling
 from phloem_proto.codec import pack_ids
-from phloem_proto.messages import Cancel, End, Held, Load, SamplingParams, Text, TextFrame
+from phloem_proto.messages import Cancel, End, Held, LiveRequest, Load, SamplingParams, Text, TextFrame
 from phloem_proto.subjects import Role
 
 RID = b"r" * 16
@@ -158,6 +158,57 @@ def test_unknown_twice_in_a_row_is_opened_again() -> None:
     assert core.reconciled(part, []) == []
     assert core.reconciled(part, [RID]) == []
     assert core.reconciled(part, [RID]) == [one]
+
+
+def test_a_choice_that_stays_behind_its_scheduler_is_opened_again() -> None:
+    core, one = Core(10_000), live(2)
+    opened(core, one)
+    core.text("tok", Text((frame(0, [1, 2]),)), 1.0)
+    (part,) = core.reconcile(10)
+    ahead = [LiveRequest(RID, 1, (2, 3))]
+    assert [core.reconciled(part, [], ahead) for _ in range(4)] == [[], [], [], [one]]
+    core.begin_attempt(one, "tok", ("sched", 5))
+    core.opened(one)
+    (part,) = core.reconcile(10)
+    ahead = [LiveRequest(RID, 2, (2, 3))]  # and once more, if that was in vain
+    assert [core.reconciled(part, [], ahead) for _ in range(4)] == [[], [], [], [one]]
+
+
+@pytest.mark.parametrize("theirs", [(3, 0), (2, 1)], ids=["an end", "another choice"])
+def test_an_end_and_any_choice_may_be_what_is_lacking(theirs: tuple[int, int]) -> None:
+    core, one = Core(10_000), live(2)
+    opened(core, one)
+    core.text("tok", Text((frame(0, [1, 2]),)), 1.0)
+    (part,) = core.reconcile(10)
+    assert [core.reconciled(part, [], [LiveRequest(RID, 1, theirs)]) for _ in range(4)][-1] == [one]
+
+
+def test_a_stream_that_moves_or_has_ended_or_has_another_attempt_is_not_behind() -> None:
+    core, one = Core(10_000), live(2)
+    opened(core, one)
+    for offset in range(20):  # always behind, but moving
+        (part,) = core.reconcile(10)
+        assert core.reconciled(part, [], [LiveRequest(RID, 1, (offset + 5, 0))]) == []
+        core.text("tok", Text((frame(offset, [1]),)), 1.0)
+    core.text("tok", Text((frame(20, [1], end=End("stop")),)), 1.0)
+    (part,) = core.reconcile(10)
+    for _ in range(10):  # the scheduler went on beyond a stop string
+        assert core.reconciled(part, [], [LiveRequest(RID, 1, (30, 0))]) == []
+    for _ in range(10):
+        assert core.reconciled(part, [], [LiveRequest(RID, 2, (30, 30))]) == []
+    for times in (3, 3):  # not in a row
+        for _ in range(times):
+            assert core.reconciled(part, [], [LiveRequest(RID, 1, (21, 2))]) == []
+        assert core.reconciled(part, []) == []
+
+
+def test_what_arrives_while_the_scheduler_answers_counts() -> None:
+    core, one = Core(10_000), live()
+    opened(core, one)
+    (part,) = core.reconcile(10)
+    core.text("tok", Text((frame(0, [1, 2]),)), 1.0)
+    for _ in range(10):
+        assert core.reconciled(part, [], [LiveRequest(RID, 1, (2,))]) == []
 
 
 def test_reconcile_splits() -> None:

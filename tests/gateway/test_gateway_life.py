@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import anyio
 import pytest
 
+import phloem_gateway.gateway as gateway_module
 from phloem_gateway.auth import ANYONE
 from phloem_gateway.config import GatewayConfig
 from phloem_proto.codec import unpack_ids
-from phloem_proto.messages import Cancel, End, ErrorInfo, Lost
+from phloem_proto.messages import Cancel, End, ErrorInfo, Lost, TextFrame
 from phloem_proto.subjects import Role
 
 from .backend import MODEL, FakeScheduler, Script
@@ -281,6 +283,43 @@ async def test_reconcile_names_live_requests_and_reopens_what_the_scheduler_forg
             await made.until(lambda: len(scheduler.opened) == 2, timeout_s=8.0)
         assert [(r.rid, r.attempt, r.offsets) for r in scheduler.lives[0].requests] == [(rid, 1, (4,))]
         await made.until(lambda: scheduler.lives[-1].requests == (), timeout_s=5.0)
+
+
+LOST: dict[str, Callable[[TextFrame], bool]] = {
+    "the first frame": lambda frame: frame.attempt == 1,
+    "the last frame": lambda frame: frame.attempt == 1 and frame.end is not None,
+    "the last frames of one choice": lambda frame: frame.attempt == 1 and frame.child == 1 and frame.offset >= 4,
+}
+
+
+@pytest.mark.parametrize("what", LOST)
+async def test_a_stream_whose_last_frames_were_lost_is_opened_again(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway_module, "RECONCILE_S", 0.05)
+    async with world() as made:
+        made.backend.tokenizer.lose = LOST[what]
+        with anyio.fail_after(10.0):
+            response = await made.post(PATH, BODY | {"n": 2})
+        assert [c["message"]["content"] for c in response.json()["choices"]] == ["Hello world"] * 2
+        assert [order.attempt for order in made.backend.scheduler.opened] == [1, 2]
+
+
+async def test_a_client_that_reads_slowly_is_not_taken_for_one_whose_frames_are_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gateway_module, "RECONCILE_S", 0.05)
+    async with world() as made:
+        scheduler = made.backend.scheduler
+        scheduler.script = Script(hold=anyio.Event(), hold_after=4)
+        slow = Caller(made.service.app, reads=anyio.Event())
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(slow.call, PATH, STREAM)
+            await made.until(lambda: any(live.completion_tokens == 4 for live in made.gateway.core.live.values()))
+            seen = len(scheduler.lives)
+            await made.until(lambda: len(scheduler.lives) > seen + 10)
+            scheduler.script.hold.set()  # type: ignore[union-attr]
+            slow.reads.set()  # type: ignore[union-attr]
+        assert events(slow.text)[-1]["choices"][0]["finish_reason"] == "stop"
+        assert len(scheduler.opened) == 1
 
 
 async def test_an_open_that_is_refused_for_a_moment_is_tried_again(shared: World) -> None:

@@ -269,6 +269,31 @@ def test_reconcile_cancels_what_the_gateway_lacks_twice_and_reports_what_it_lack
     assert world.core.live("g1", Live((LiveRequest(kept, 2, (0,)),)), world.now).unknown == (kept,)
 
 
+def test_reconcile_tells_what_the_scheduler_has_more_of() -> None:
+    world = World()
+    rid = world.open(PROMPT, n=2, max_tokens=5, ignore_eos=True)
+    idle = world.open([3, 3], gateway="g2", max_tokens=5)
+
+    def ahead(*offsets: int, attempt: int = 1) -> list[tuple[bytes, int, tuple[int, ...]]]:
+        told = world.core.live("g1", Live((LiveRequest(rid, attempt, offsets),)), world.now).ahead
+        return [(entry.rid, entry.attempt, entry.offsets) for entry in told]
+
+    assert ahead(0, 0) == []
+    while not world.outputs.get((rid, 1)):
+        world.steps(1)
+    counts = tuple(len(choice.output) for choice in world.core.ledger.requests[rid].choices)
+    assert ahead(0, 0) == [(rid, 1, counts)]
+    assert ahead(*counts) == []
+    assert ahead(counts[0], 0) == [(rid, 1, counts)]
+    world.finish()
+    assert ahead(5, 5) == [(rid, 1, (6, 6))]  # an end counts as one
+    assert ahead(6, 6) == []
+    world.open(PROMPT, rid=rid, n=2, attempt=2, max_tokens=5, ignore_eos=True)
+    assert ahead(0, 0) == []  # of another attempt nothing is said
+    assert ahead(0, 0, attempt=2) == [(rid, 2, (6, 6))]
+    assert idle in world.core.ledger.requests
+
+
 def test_a_list_of_live_requests_in_parts_counts_only_when_complete() -> None:
     world = World()
     one, two = world.open([1, 2], max_tokens=50), world.open([3, 4], max_tokens=50)

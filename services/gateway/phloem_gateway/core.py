@@ -16,6 +16,9 @@ from .live import Live
 
 UNKNOWN_TWICE = 2
 """A request that two reconciles in a row did not find is opened again: one miss may be a race with its `Open`."""
+BEHIND_OFTEN = 4
+"""A choice that as many reconciles in a row, so for 3 s, found behind its scheduler and where it was is opened again: its frames are lost.
+Counts, not clocks: a loop that stalls sees fewer."""
 
 
 class Core:
@@ -158,6 +161,8 @@ class Core:
         live.attempt += 1
         live.detokeniser, live.scheduler = detokeniser, scheduler
         live.opening, live.lost_again, live.unknown = True, False, 0
+        for child in live.children:
+            child.behind = 0
         return live.attempt
 
     def opened(self, live: Live) -> bool:
@@ -179,15 +184,34 @@ class Core:
         for start in range(0, max(len(held), 1), per_message):
             yield held[start : start + per_message]
 
-    def reconciled(self, asked: list[LiveRequest], unknown: Iterable[bytes]) -> list[Live]:
-        """The scheduler's answer to one part. Returns requests to open again."""
+    def reconciled(
+        self, asked: list[LiveRequest], unknown: Iterable[bytes], ahead: Iterable[LiveRequest] = ()
+    ) -> list[Live]:
+        """The scheduler's answer to one part: see `LiveReply`. Returns requests to open again."""
         missing = dict.fromkeys(unknown)
+        theirs = {request.rid: request for request in ahead}
         again = []
         for request in asked:
             live = self.live.get(request.rid)
             if live is None or live.opening or live.attempt != request.attempt:
                 continue
             live.unknown = live.unknown + 1 if request.rid in missing else 0
-            if live.unknown >= UNKNOWN_TWICE and self._lose(live):
+            known = theirs.get(request.rid)
+            behind = _compare(live, known.offsets if known is not None and known.attempt == live.attempt else ())
+            if (live.unknown >= UNKNOWN_TWICE or behind >= BEHIND_OFTEN) and self._lose(live):
                 again.append(live)
         return again
+
+
+def _compare(live: Live, theirs: tuple[int, ...]) -> int:
+    """Note what the scheduler has of each choice (an end counts as one; empty = nothing that we lack). Returns the largest count of
+    reconciles in a row that found a choice behind and where it was."""
+    for index, child in enumerate(live.children):
+        has, held = theirs[index] if index < len(theirs) else 0, len(child.ids)
+        if child.end is not None or has <= held:
+            child.behind = 0
+        elif child.behind and child.behind_at == held:
+            child.behind += 1
+        else:
+            child.behind, child.behind_at = 1, held
+    return max(child.behind for child in live.children)

@@ -33,7 +33,7 @@ from .pins import PinDesk
 from .request import Generation
 from .texts import Texts
 
-RECONCILE_S = 2.0
+RECONCILE_S = 1.0
 PER_RECONCILE = 2000
 """Requests per reconcile message: some 100 KB each."""
 OUTBOX = 16384
@@ -329,7 +329,7 @@ class Gateway:
                     )
                 except BusError:
                     break
-                self._reopen(self.core.reconciled(part, reply.unknown))
+                self._reopen(self.core.reconciled(part, reply.unknown, reply.ahead))
 
 
 def sampling_params(generation: Generation, prompt_tokens: int, facts: ModelFacts) -> SamplingParams:

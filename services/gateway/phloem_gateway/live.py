@@ -27,6 +27,10 @@ class Child:
 
     ids: array[int] = field(default_factory=lambda: array("I"))
     end: End | None = None
+    behind: int = 0
+    """Reconciles in a row in which the scheduler had more of it than we."""
+    behind_at: int = 0
+    """How many ids we had at the first of them; when that changes, the count starts anew."""
 
 
 @dataclass(slots=True)

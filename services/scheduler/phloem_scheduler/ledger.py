@@ -6,7 +6,7 @@ import heapq
 from collections import deque
 from dataclasses import dataclass, field
 
-from phloem_proto.messages import Live, LiveReply
+from phloem_proto.messages import Live, LiveReply, LiveRequest
 
 from .requests import Request
 
@@ -103,7 +103,8 @@ class Ledger:
         view = self.gateways.get(gateway) or GatewayView()
         if live.part == 0:
             view.mentioned, view.parts = {}, 0
-        unknown = []
+        unknown: list[bytes] = []
+        ahead: list[LiveRequest] = []
         for entry in live.requests:
             request = view.requests.get(entry.rid)
             if request is None or request.attempt < entry.attempt:
@@ -116,9 +117,14 @@ class Ledger:
                 if covered > 0 and choice.logprobs:
                     del choice.logprobs[:covered]
                     choice.logprob_base += covered
+            told = tuple(len(choice.output) + (choice.end is not None) for choice in request.choices)
+            if request.attempt == entry.attempt and any(
+                mine > theirs for mine, theirs in zip(told, entry.offsets, strict=False)
+            ):
+                ahead.append(LiveRequest(entry.rid, entry.attempt, told))
         view.parts += 1
         gone = self._missing(view) if live.part == live.parts - 1 and view.parts == live.parts else []
-        return LiveReply(tuple(unknown), live.part), gone
+        return LiveReply(tuple(unknown), live.part, tuple(ahead)), gone
 
     def _missing(self, view: GatewayView) -> list[Request]:
         gone = []
