@@ -1,6 +1,6 @@
 # Sourced by the other scripts: everything a fresh machine needs, once. Sets ROOT and BIN, and works from any folder.
 #
-#   setup dev|all       virtual environment, torch, packages (the extra), nats-server
+#   setup dev|all|...   virtual environment, torch, packages (the extra), nats-server
 #   setup_model         the default model
 #
 # What was done is kept in a stamp with the hashes of pyproject.toml and constraints.txt, so that the next time costs nothing.

@@ -11,8 +11,11 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
+from .policy.command import policy
+
 app = typer.Typer(
-    help="Measure servers, start peers to measure against, measure our own overlap.", no_args_is_help=True
+    help="Measure servers, start peers to measure against, measure our own overlap, compare queue policies.",
+    no_args_is_help=True,
 )
 
 WORKLOADS = ("unique", "single", "shared-prefix", "json", "trace")
@@ -28,7 +31,7 @@ def _fail(message: object, code: int = 1) -> NoReturn:
 
 @app.callback()
 def bench() -> None:
-    """Measure servers, start peers to measure against, measure our own overlap."""
+    """Measure servers, start peers to measure against, measure our own overlap, compare queue policies."""
 
 
 @app.command()
@@ -205,6 +208,9 @@ def overlap(
     except (ProcessFailed, RequestsFailed, BusError, ConfigError, OSError, ValueError) as error:
         _fail(str(error) or "a run did not end in time")
     console.print(table(plan, outcome))
+
+
+app.command()(policy)
 
 
 @contextmanager
