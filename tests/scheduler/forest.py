@@ -304,16 +304,19 @@ class Forest:
 
     def _place(self, choice: Choice) -> Key | None:
         """Its place in the order; None if it can't be picked now."""
-        cached = 0
+        cached = b""
         for prefix in self.prefixes(*self.path(choice)):
             if self.anywhere(prefix):
-                cached = len(prefix[1]) // TOKEN_BYTES
+                cached = prefix[1]
             elif any(prefix in there for there in self.computing):
                 return None
+        return self._score(choice, cached)
+
+    def _score(self, choice: Choice, cached: bytes) -> Key:
         key = self.queue.policy.key(choice)
         if not self.queue.policy.by_prefix:
             return key
-        return key[0], key[1] - credit(cached, self.ageing_s), *key[2:]
+        return key[0], key[1] - credit(len(cached) // TOKEN_BYTES, self.ageing_s), *key[2:]
 
     def _waiters(self, there: list[Choice]) -> list[Waiter]:
         waiters = []
@@ -351,14 +354,14 @@ class Forest:
         if self.walk is not None:
             return {}
         for choice in self.choices:
-            key = self.queue.policy.key(choice)
             for namespace, prefix in reversed(list(self.prefixes(*self.path(choice)))):
                 if any((namespace, prefix) in there for there in resident):
-                    best[namespace, prefix] = min(best.get((namespace, prefix), key), key)
+                    place = self._score(choice, prefix)
+                    best[namespace, prefix] = min(best.get((namespace, prefix), place), place)
                     break
                 if any((namespace, prefix) in there for there in self.computing):
                     break
-        return {prefix: tuple(-part for part in key) for prefix, key in best.items()}
+        return {prefix: tuple(-part for part in place) for prefix, place in best.items()}
 
     # --- Comparing ------------------------------------------------------------------------------------------------------
 

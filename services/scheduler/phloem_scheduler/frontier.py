@@ -104,7 +104,7 @@ class Frontier:
             best = self._find(node)
             if best is node.best:
                 return
-            node.best = best
+            node.best, node.turn = best, None
             parent = node.parent
             if parent is None or node.copies:
                 self._enter(node)
@@ -157,7 +157,8 @@ class Frontier:
         if best is None:
             return
         self._pushed += 1
-        heapq.heappush(self._heap, (self._score(best[0], node.depth), self._pushed, node, best))
+        node.turn = self._score(best[0], node.depth)
+        heapq.heappush(self._heap, (node.turn, self._pushed, node, best))
         if len(self._heap) > 2 * self._count + SLACK:
             there = {id(entry[2]): entry for entry in self._heap if entry[2].best is entry[3] and entry[2].resident}
             self._heap = list(there.values())

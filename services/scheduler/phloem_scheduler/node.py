@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from .shelf import Shelf
 
 TOKEN_BYTES = 4
+# Of a copy that no request has used yet: lower than any request's, which are 32-bit numbers.
+NO_PRIORITY = -(1 << 31) - 1
 
 # (cache salt, extra key): a tuple, not a concatenation, so ("bc", "a") and ("c", "ab") stay apart.
 Namespace = tuple[str, str]
@@ -31,7 +33,7 @@ class Copy:
         self.hits = 0  # choices that found it here
         self.last_use = created  # counter value of the last use
         self.created = created
-        self.priority = 0  # highest of those who used it
+        self.priority = NO_PRIORITY  # highest of those who used it
         self.queued: tuple[Any, ...] | None = None  # key of its valid entry in the shelf's eviction heap
         self.pins = 0  # leases on it or below it; each is one of its locks
 
@@ -54,6 +56,7 @@ class Node:
         "own_live",
         "parent",
         "refs",
+        "turn",
         "wanted",
     )
 
@@ -74,6 +77,7 @@ class Node:
         self.own_live = 0
         self.front: list[tuple[tuple[float, ...], int, Node]] | None = None
         self.best: Entry | None = None
+        self.turn: tuple[float, ...] | None = None  # of a resident node: the place of its best among all that wait
 
     @property
     def resident(self) -> bool:

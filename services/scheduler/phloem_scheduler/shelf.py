@@ -68,7 +68,7 @@ class Shelf:
     def _key(self, node: Node, copy: Copy) -> tuple[Any, ...]:
         if not node.wanted:
             return (0, self._value(copy))
-        place = tuple(-part for part in node.best[0]) if node.best is not None else _NO_PLACE
+        place = tuple(-part for part in node.turn) if node.turn is not None else _NO_PLACE
         return (1, place, self._value(copy))
 
     def _valid(self, entry: tuple[tuple[Any, ...], int, Node]) -> bool:
