@@ -24,7 +24,7 @@ from .world import World, world
 
 pytestmark = pytest.mark.anyio
 
-PATIENCE_S = 0.4
+PATIENCE_S = 1.0
 """`head_timeout_s` of the impatient gateway."""
 LIVE = b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n"
 CHUNKED = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"

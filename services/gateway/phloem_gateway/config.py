@@ -40,7 +40,7 @@ class GatewayConfig:
     radix: str = "auto"
     """What clients are shown of the prefix cache: one of `RADIX_VIEWS`, or ``auto``."""
     keep_alive_s: float = 15.0
-    """Silence on a stream after which a comment is sent, so that proxies keep it open."""
+    """Silence on a stream after which a comment (HTTP) or a ping (gRPC) is sent, so that proxies keep it open."""
     patience_s: float = 4.0
     """How long the first open of a request may be tried before its client gets a 503."""
     recover_s: float = 60.0

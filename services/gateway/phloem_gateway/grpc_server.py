@@ -80,14 +80,20 @@ class GrpcServer:
 
 
 def _options(config: GatewayConfig) -> list[tuple[str, int]]:
+    """A stream has nothing to say during a long prefill or in the queue, so HTTP/2 pings keep the connection open through proxies and tell
+    whether the client is still there. It has as long to answer as lies between two of them."""
+    pause_ms = max(1, round(1000 * config.keep_alive_s))
     return [
         ("grpc.so_reuseport", 0),  # otherwise a second gateway on the same port would start and take half of the calls
         ("grpc.max_receive_message_length", config.max_body_bytes),
         ("grpc.max_send_message_length", MAX_SEND_BYTES),
-        ("grpc.keepalive_time_ms", 30_000),
-        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.keepalive_time_ms", pause_ms),
+        ("grpc.keepalive_timeout_ms", pause_ms),
+        # The core also pings to measure bandwidth, and holds our pings back until that one is answered: it must not wait its usual minute.
+        ("grpc.http2.ping_timeout_ms", pause_ms),
         ("grpc.keepalive_permit_without_calls", 1),
-        # Clients that ping each 30 s during a long prefill must not be sent away for it.
+        ("grpc.http2.max_pings_without_data", 0),  # 0 = any number of our pings in a row
+        # Nor must clients be sent away for pinging us, however often.
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
         ("grpc.http2.max_ping_strikes", 0),
     ]
