@@ -38,7 +38,10 @@ def policy(
         ),
     ] = None,
     policy: Annotated[
-        list[str] | None, typer.Option(help=f"{' | '.join(POLICIES)}; may be repeated. Default: all.")
+        list[str] | None,
+        typer.Option(
+            help=f"{' | '.join(POLICIES)}; may be repeated. Default: all. No workload has priorities: priority is as fcfs."
+        ),
     ] = None,
     eviction: Annotated[
         list[str] | None, typer.Option(help=f"{' | '.join(EVICTIONS)}; may be repeated. Default: lru.")

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import fill
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from .jobs import Row
 from .plan import PolicyPlan
+from .report import about
 from .run import PolicyOutcome
 
 PANEL_INCHES = (6.4, 4.2)
 COLUMNS = 2
+TITLE_COLUMNS = 100
 DPI = 120
 
 
@@ -24,7 +27,7 @@ def plot(plan: PolicyPlan, outcome: PolicyOutcome, path: Path) -> None:
     figure = Figure(figsize=(PANEL_INCHES[0] * columns, PANEL_INCHES[1] * lines), dpi=DPI, layout="constrained")
     panels = figure.subplots(lines, columns, squeeze=False).flat
     for workload, axes in zip(workloads, panels, strict=False):
-        axes.set_title(workload)
+        axes.set_title(fill(f"{workload}: {about(plan, workload)}", TITLE_COLUMNS), fontsize=7, loc="left")
         match workload:
             case "ageing":
                 _ageing(axes, outcome.of(workload))
@@ -71,6 +74,7 @@ def _ageing(axes: Axes, rows: list[Row]) -> None:
     _line(axes, [(row.ageing_s, row.miss_wait_s or 0.0) for row in rows], "a miss among hits")
     axes.set_xlabel("ageing s")
     axes.set_ylabel("wait of the miss, s")
+    axes.set_ylim(bottom=0)
     axes.legend(fontsize=8)
 
 
