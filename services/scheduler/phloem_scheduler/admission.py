@@ -63,13 +63,23 @@ class Admission:
     def shortage(self, worker: WorkerState, choice: Choice, cached: Node) -> float:
         """How many tokens of room choice lacks; 0 or less if none."""
         cache = worker.cache
-        # Locking its path will take these pages out of the room.
-        room = cache.room - unlocked_pages(worker, cached)
         if not worker.rows:
-            return (cache.pages_for(choice.length) - cached.depth - room) * cache.page_size
+            return self.shortage_alone(worker, choice, cached)
+        room = self._room(worker, cached)
         left = room * cache.page_size - sum(self.reserve.of(row) for row in worker.rows.values())
         output = min(max(output_limit(choice.request, worker) - len(choice.output), 0), CLIP_TOKENS)
         return choice.length - cached.depth * cache.page_size + output + cache.page_size - left + 1
+
+    def shortage_alone(self, worker: WorkerState, choice: Choice, cached: Node, freed: int = 0) -> float:
+        """The same if nobody runs. freed: pages that those who run now would give back."""
+        cache = worker.cache
+        room = self._room(worker, cached) + freed
+        return (cache.pages_for(choice.length) - cached.depth - room) * cache.page_size
+
+    @staticmethod
+    def _room(worker: WorkerState, cached: Node) -> int:
+        """Pages there are for a choice beside its cached path: locking it takes these out of the room."""
+        return worker.cache.room - unlocked_pages(worker, cached)
 
     @staticmethod
     def _computed_by_another(worker: WorkerState, node: Node, cached: Node) -> bool:
@@ -131,6 +141,7 @@ def settle(choice: Choice, worker: WorkerState, limit: int) -> End | None:
         if (end := held_end(choice, worker.profile.eos_ids)) is not None:
             return end
     if choice.output and len(choice.output) >= limit:
-        del choice.output[limit:]
+        # It may have more than this worker could hold, from a larger one that is gone: what the client was told stays.
+        del choice.output[choice.request.params.max_tokens :]
         return End("length")
     return None

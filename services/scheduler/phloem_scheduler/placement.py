@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .admission import too_small
+from .admission import output_limit, too_small
 from .requests import Choice
 from .worker import WorkerState
 
@@ -52,8 +52,12 @@ class Placement:
         self._backlog[worker] += tokens
 
     def rank(self, choice: Choice) -> list[Place]:
-        """Workers that can ever hold choice, best first; none if its prompt is too long for all of them."""
-        there = [worker for worker in self._backlog if not too_small(choice.request, worker)]
+        """Workers that can hold choice with as much output as any can, best first; none if its prompt is too long for all."""
+        limits = {worker: output_limit(choice.request, worker) for worker in self._backlog}
+        most_output = max(limits.values(), default=0)
+        there = [
+            worker for worker, limit in limits.items() if limit == most_output and not too_small(choice.request, worker)
+        ]
         if len(there) < 2:
             return [Place(worker, "only") for worker in there]
         assert choice.node is not None

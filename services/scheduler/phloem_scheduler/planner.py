@@ -17,12 +17,12 @@ from phloem_proto.codec import pack_ids
 from phloem_proto.messages import Plan, SlotOpen
 
 from .actions import SendPlan
-from .admission import Admission, Answer, too_small
+from .admission import Admission, Answer
 from .chunks import Budget, chunk
 from .lifecycle import Lifecycle
 from .node import TOKEN_BYTES
 from .placement import Guard, Placement
-from .preemption import victims
+from .preemption import may_go, victims
 from .queue import WaitingQueue
 from .requests import Choice
 from .reserve import Reserve
@@ -115,7 +115,7 @@ class Planner:
         there = list(workers)
         drafts = [Draft(worker) for worker in there if len(worker.plans) < self.depth]
         if drafts and self.preempt_above is not None:
-            self._preempt([draft.worker for draft in drafts], self.preempt_above)
+            self._preempt(there, [draft.worker for draft in drafts], self.preempt_above)
         for draft in drafts:
             self._decode(draft)
             draft.budget = self.budget.tokens(draft.worker, len(draft.rows))
@@ -124,15 +124,17 @@ class Planner:
             self._admit(drafts, Placement(there, self.guard))
         return [SendPlan(draft.worker.instance, self._close(draft)) for draft in drafts if self._worth_sending(draft)]
 
-    def _preempt(self, workers: list[WorkerState], threshold: int) -> None:
-        """Make room for the first in the queue at the cost of rows of far lower priority, if that is what it takes."""
+    def _preempt(self, there: list[WorkerState], planned: list[WorkerState], threshold: int) -> None:
+        """Make room for the first in the queue at the cost of rows of far lower priority, if it has none anywhere."""
         choice = self.queue.first()
-        if choice is None:
+        if choice is None or not any(may_go(worker, choice, threshold) for worker in planned):
             return
-        for worker in workers:
-            if too_small(choice.request, worker):
-                continue
-            rows = victims(worker, choice, self.admission, threshold)
+        assert choice.node is not None
+        places = [place.worker for place in Placement(there, self.guard).rank(choice)]
+        if any(self.admission.fits(worker, choice, worker.cache.cached(choice.node)) for worker in places):
+            return
+        for worker in places:
+            rows = victims(worker, choice, self.admission, threshold) if worker in planned else []
             for row in rows:
                 self.life.counters.preempted += 1
                 self.life.retract(row)
