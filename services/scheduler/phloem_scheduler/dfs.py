@@ -11,10 +11,13 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from .node import Entry, Node
+from .node import Node
 from .requests import Choice
 
 SLACK = 64
+
+# (key, choice, stamp): counts while the stamp is the choice's own.
+Entry = tuple[tuple[float, ...], Choice, int]
 
 
 @dataclass(slots=True)

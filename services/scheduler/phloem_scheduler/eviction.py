@@ -1,6 +1,6 @@
 """Which unused copy goes first: the one with the smallest value.
 
-Values change only while a copy is locked (that is when it is used), so an entry in a heap stays right until the copy is offered again.
+Values change only while a copy is locked (that is when it is used), so a place in the order stays right until the copy is offered again.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .ordered import Ordered
     from .requests import Choice
     from .shelf import Shelf
 
@@ -17,14 +18,17 @@ NO_PRIORITY = -(1 << 31) - 1
 # (cache salt, extra key): a tuple, not a concatenation, so ("bc", "a") and ("c", "ab") stay apart.
 Namespace = tuple[str, str]
 
-# A waiting choice at its place in the order: (key, choice, stamp). Keys of two choices always differ, so choices are never compared.
-Entry = tuple[tuple[float, ...], "Choice", int]
+# A waiting choice at its place among those of the same node: (key, choice). Keys of two choices always differ, so choices are never compared.
+Entry = tuple[tuple[float, ...], "Choice"]
+# A node at its place in an order of waiting, and in one of eviction: (numbers ..., node.order, node).
+Standing = tuple[Any, ...]
+Outgoing = tuple[Any, ...]
 
 
 class Copy:
     """A node's KV on one worker."""
 
-    __slots__ = ("created", "hits", "kids", "last_use", "locks", "pages", "pins", "priority", "queued")
+    __slots__ = ("created", "hits", "kids", "last_use", "locks", "outgoing", "pages", "pins", "priority")
 
     def __init__(self, pages: array[int], created: int) -> None:
         self.pages = pages  # KV page ids, one for each page of the node's key
@@ -34,7 +38,7 @@ class Copy:
         self.last_use = created  # counter value of the last use
         self.created = created
         self.priority = NO_PRIORITY  # highest of those who used it
-        self.queued: tuple[Any, ...] | None = None  # key of its valid entry in the shelf's eviction heap
+        self.outgoing: Outgoing | None = None  # its place in the shelf's order of eviction, if it can go
         self.pins = 0  # leases on it or below it; each is one of its locks
 
 
@@ -56,6 +60,7 @@ class Node:
         "own_live",
         "parent",
         "refs",
+        "standing",
         "turn",
         "wanted",
     )
@@ -72,11 +77,12 @@ class Node:
         self.wanted = 0  # waiting choices whose prompts run through this edge
         self.refs = 0  # other reasons to keep it: rows that compute towards it; for a root, locked paths
         self.hashes: array[int] | None = None  # of its first pages, as far as anybody asked (see `events`)
-        # The order of waiting (see `frontier`): choices that hang here, children with a best, and the best of both.
+        # The order of waiting (see `frontier`): choices that hang here, children through which others can be picked, and the first of both.
         self.own: list[Entry] | None = None
         self.own_live = 0
-        self.front: list[tuple[tuple[float, ...], int, Node]] | None = None
+        self.front: Ordered[Standing] | None = None
         self.best: Entry | None = None
+        self.standing: tuple[Ordered[Standing], Standing] | None = None  # where the node itself stands with its best
         self.turn: tuple[float, ...] | None = None  # of a resident node: the place of its best among all that wait
 
     @property
@@ -92,6 +98,8 @@ class Node:
 
 def common_length(key: bytes, start: int, edge: bytes, unit: int) -> int:
     """Length in bytes of the longest common beginning of key[start:] and edge, rounded down to a multiple of unit."""
+    if key.startswith(edge, start):
+        return len(edge) // unit * unit
     total = min(len(key) - start, len(edge)) // unit * unit
     same, window = 0, unit
     while same < total:

@@ -6,19 +6,18 @@ one does; of these, the one whose turn comes last goes first, since its next use
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
-from typing import Any
 
 from .eviction import EVICTION, Value
-from .node import Copy, Node
+from .node import Copy, Node, Outgoing
+from .ordered import Ordered
 
 # Wanted, but by nobody who could be picked from here: nearer to going than any that has a place in the order.
-_NO_PLACE: tuple[float, ...] = (float("-inf"),)
+_NO_TURN: tuple[float, ...] = (float("-inf"),)
 
 
 class Shelf:
-    """Totals and the eviction heap. Compared by identity; a worker's new session is a new shelf."""
+    """Totals and the order of eviction. Compared by identity; a worker's new session is a new shelf."""
 
     def __init__(self, name: str = "", eviction: str = "lru") -> None:
         self.name = name
@@ -28,8 +27,7 @@ class Shelf:
         self.copies = 0
         self.locks = 0  # paths that are locked
         self._value: Callable[[Copy], Value] = EVICTION[eviction]
-        # At most one valid entry for each copy: the one with the key that the copy names.
-        self._heap: list[tuple[tuple[Any, ...], int, Node]] = []
+        self._outgoing: Ordered[Outgoing] = Ordered()  # copies that can go, and no others
 
     @property
     def evictable_pages(self) -> int:
@@ -37,55 +35,46 @@ class Shelf:
         return self.total_pages - self.locked_pages
 
     def offer(self, node: Node, copy: Copy) -> None:
-        """Enter copy (of node, here) at its present place, if it can go."""
+        """Put copy (of node, here) at its present place, if it can go."""
         if copy.locks or copy.kids:
             return
-        key = self._key(node, copy)
-        if key == copy.queued:
-            return
-        copy.queued = key
-        heapq.heappush(self._heap, (key, node.order, node))
-        if len(self._heap) > 2 * self.copies + 64:
-            self._heap = [entry for entry in self._heap if self._valid(entry)]
-            heapq.heapify(self._heap)
+        outgoing = self._place(node, copy)
+        if outgoing != copy.outgoing:
+            self.withdraw(copy)
+            copy.outgoing = outgoing
+            self._outgoing.add(outgoing)
+
+    def withdraw(self, copy: Copy) -> None:
+        """copy can't go, or is gone."""
+        if copy.outgoing is not None:
+            self._outgoing.remove(copy.outgoing)
+            copy.outgoing = None
 
     def next_out(self) -> tuple[Node, Copy] | None:
-        """Take out of the heap the copy that goes first. It must be dropped, or offered again."""
-        while self._heap:
-            entry = heapq.heappop(self._heap)
-            if not self._valid(entry):
-                continue
-            node = entry[2]
-            copy = node.copies[self]
-            copy.queued = None
-            if copy.locks or copy.kids:
-                continue  # offered again when its last lock or child goes
-            if self._key(node, copy) == entry[0]:
-                return node, copy
-            self.offer(node, copy)
-        return None
+        """The copy that goes first. It must be dropped, or offered again once it has changed."""
+        if not self._outgoing:
+            return None
+        node: Node = self._outgoing.first()[-1]
+        return node, node.copies[self]
 
-    def _key(self, node: Node, copy: Copy) -> tuple[Any, ...]:
+    def _place(self, node: Node, copy: Copy) -> Outgoing:
         if not node.wanted:
-            return (0, self._value(copy))
-        place = tuple(-part for part in node.turn) if node.turn is not None else _NO_PLACE
-        return (1, place, self._value(copy))
-
-    def _valid(self, entry: tuple[tuple[Any, ...], int, Node]) -> bool:
-        copy = entry[2].copies.get(self)
-        return copy is not None and copy.queued is entry[0]
+            return (0, *self._value(copy), node.order, node)
+        turn = tuple(-part for part in node.turn) if node.turn is not None else _NO_TURN
+        return (1, *turn, *self._value(copy), node.order, node)
 
     def check(self, copies: list[tuple[Node, Copy]]) -> None:
-        """Raise AssertionError if totals or heap contradict these copies, all there are here."""
+        """Raise AssertionError if totals or order contradict these copies, all there are here."""
         assert self.copies == len(copies)
         assert self.total_pages == sum(len(copy.pages) for _, copy in copies)
         assert self.pinned_pages == sum(len(copy.pages) for _, copy in copies if copy.pins)
         assert self.locked_pages == sum(len(copy.pages) for _, copy in copies if copy.locks)
-        entered = {id(entry[2]) for entry in self._heap if self._valid(entry)}
+        assert list(self._outgoing) == sorted(copy.outgoing for _, copy in copies if copy.outgoing is not None)
         for node, copy in copies:
             assert copy.kids == sum(self in child.copies for child in node.children.values())
             assert copy.locks >= max(
                 (child.copies[self].locks for child in node.children.values() if self in child.copies), default=0
             )
             assert len(node.key) == 0 or len(copy.pages) > 0
-            assert copy.locks or copy.kids or id(node) in entered, "a copy that can go is not in the heap"
+            can_go = not (copy.locks or copy.kids)
+            assert copy.outgoing == (self._place(node, copy) if can_go else None), "a copy has a wrong place, or none"

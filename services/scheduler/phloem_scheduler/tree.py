@@ -115,6 +115,8 @@ class RadixTree:
         step: Node | None = node
         while step is not None:
             step.wanted += 1
+            if step.wanted == 1:
+                self.rekey(step)
             step = step.parent
         return node
 
@@ -386,6 +388,7 @@ class RadixTree:
         copy, parent = node.copies[shelf], node.parent
         if self.watcher is not None:
             self.watcher.removed(shelf, node, 0)
+        shelf.withdraw(copy)
         del node.copies[shelf]
         shelf.copies -= 1
         shelf.total_pages -= len(copy.pages)
@@ -413,6 +416,7 @@ class RadixTree:
             copy = step.copies[shelf]
             if not copy.locks:
                 shelf.locked_pages += len(copy.pages)
+                shelf.withdraw(copy)
             copy.locks += 1
             step = step.parent
 
