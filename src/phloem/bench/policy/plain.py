@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from phloem_scheduler.node import Copy, Node
+from phloem_scheduler.node import Copy, Node, Outgoing
 from phloem_scheduler.shelf import Shelf
 from phloem_scheduler.worker import WorkerState
 
@@ -12,8 +10,8 @@ from phloem_scheduler.worker import WorkerState
 class PlainShelf(Shelf):
     """Every copy goes in the order that the eviction gives, whether somebody waits for it or not."""
 
-    def _key(self, node: Node, copy: Copy) -> tuple[Any, ...]:
-        return (0, self._value(copy))
+    def _place(self, node: Node, copy: Copy) -> Outgoing:
+        return (0, *self._value(copy), node.order, node)
 
 
 def forget_demand(worker: WorkerState, eviction: str) -> None:

@@ -17,7 +17,9 @@ from .run import PolicyOutcome
 FORMAT = 1
 """Version of the JSON file."""
 NAMES = ("policy", "eviction")
-"""Columns that must be read in full."""
+"""Columns of words; all others are of numbers."""
+IN_FULL = (*NAMES, "pool", "prefill")
+"""Columns that are never cut, however narrow the terminal."""
 
 
 def tables(plan: PolicyPlan, outcome: PolicyOutcome) -> Iterator[Table]:
@@ -122,7 +124,7 @@ def _ageing_table(plan: PolicyPlan, outcome: PolicyOutcome) -> Table:
 def _table(title: str, rows: list[Row], columns: dict[str, Callable[[Row], str]]) -> Table:
     table = Table(title=title, title_justify="left")
     for name in columns:
-        table.add_column(name, justify="left" if name in NAMES else "right", no_wrap=name in NAMES)
+        table.add_column(name, justify="left" if name in NAMES else "right", no_wrap=name in IN_FULL)
     for row in rows:
         table.add_row(*(column(row) for column in columns.values()))
     return table
