@@ -56,9 +56,12 @@ class Admission:
             return Answer.NO_BUDGET, None
         return Answer.ADMITTED, self._open(worker, choice, choice.node, limit)
 
-    def fits(self, worker: WorkerState, choice: Choice, cached: Node) -> bool:
-        """Whether slot and pages for choice can be had while everybody who runs goes on; cached: what worker has of its path."""
-        return worker.has_slot and self.shortage(worker, choice, cached) <= 0
+    def fits(self, worker: WorkerState, choice: Choice, cached: Node, slots: int = 0, tokens: int = 0) -> bool:
+        """Whether slot and pages for choice can be had while everybody who runs goes on; cached: what worker has of its path.
+
+        slots, tokens: what others who wait for this worker will take first.
+        """
+        return worker.free_slots > slots and self.shortage(worker, choice, cached) + tokens <= 0
 
     def shortage(self, worker: WorkerState, choice: Choice, cached: Node) -> float:
         """How many tokens of room choice lacks; 0 or less if none."""
@@ -67,8 +70,13 @@ class Admission:
             return self.shortage_alone(worker, choice, cached)
         room = self._room(worker, cached)
         left = room * cache.page_size - sum(self.reserve.of(row) for row in worker.rows.values())
+        return self.need(worker, choice, cached) - left + 1
+
+    @staticmethod
+    def need(worker: WorkerState, choice: Choice, cached: Node) -> int:
+        """Tokens of room that choice takes beside what is cached of it; its last page may have room for more."""
         output = min(max(output_limit(choice.request, worker) - len(choice.output), 0), CLIP_TOKENS)
-        return choice.length - cached.depth * cache.page_size + output + cache.page_size - left + 1
+        return choice.length - cached.depth * worker.cache.page_size + output + worker.cache.page_size
 
     def shortage_alone(self, worker: WorkerState, choice: Choice, cached: Node, freed: int = 0) -> float:
         """The same if nobody runs. freed: pages that those who run now would give back."""

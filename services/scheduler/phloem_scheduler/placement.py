@@ -39,21 +39,40 @@ class Place:
     """``only`` | ``prefix`` (has more of it than others) | ``load`` | ``balance`` (another has more of it, but too many rows)."""
 
 
+@dataclass(slots=True)
+class Load:
+    """What a worker has to do, and what those will take who wait for its next plan."""
+
+    rows: int
+    backlog: int  # known tokens to compute
+    claimed_slots: int = 0
+    claimed_tokens: int = 0  # of room
+
+
 class Placement:
-    """Ranks workers for one pass; told of each admission, so that the next choice sees it."""
+    """Ranks workers for one pass; told of each choice that goes somewhere or waits for it, so that the next one sees it."""
 
     def __init__(self, workers: Iterable[WorkerState], guard: Guard) -> None:
         self._guard = guard
-        self._backlog = {worker: worker.backlog for worker in workers}
-        self._pace = paces(self._backlog)
+        self.loads = {worker: Load(len(worker.rows), worker.backlog) for worker in workers}
+        self._pace = paces(self.loads)
 
     def admitted(self, worker: WorkerState, tokens: int) -> None:
-        """worker has so many more known tokens to compute."""
-        self._backlog[worker] += tokens
+        """worker has one row more, with so many known tokens to compute."""
+        load = self.loads[worker]
+        load.rows += 1
+        load.backlog += tokens
+
+    def awaited(self, worker: WorkerState, tokens: int, room: int) -> None:
+        """A choice with so many known tokens to compute waits for worker's next plan, and will take a slot and so many tokens of room."""
+        self.admitted(worker, tokens)
+        load = self.loads[worker]
+        load.claimed_slots += 1
+        load.claimed_tokens += room
 
     def rank(self, choice: Choice) -> list[Place]:
         """Workers that can hold choice with as much output as any can, best first; none if its prompt is too long for all."""
-        limits = {worker: output_limit(choice.request, worker) for worker in self._backlog}
+        limits = {worker: output_limit(choice.request, worker) for worker in self.loads}
         most_output = max(limits.values(), default=0)
         there = [
             worker for worker, limit in limits.items() if limit == most_output and not too_small(choice.request, worker)
@@ -62,21 +81,23 @@ class Placement:
             return [Place(worker, "only") for worker in there]
         assert choice.node is not None
         cached = {worker: worker.cache.cached(choice.node).depth * worker.cache.page_size for worker in there}
-        least = min(len(worker.rows) for worker in there)
+        least = min(self.loads[worker].rows for worker in there)
         most = max(cached.values())
         ranked = sorted(there, key=lambda worker: self._cost(worker, choice.length - cached[worker], least))
         first = ranked[0]
         reason = "load"
         if cached[first] == most and most > min(cached.values()):
             reason = "prefix"
-        elif any(cached[worker] > cached[first] and self._guard.over(len(worker.rows), least) for worker in there):
+        elif any(
+            cached[worker] > cached[first] and self._guard.over(self.loads[worker].rows, least) for worker in there
+        ):
             reason = "balance"
         return [Place(first, reason), *(Place(worker, "load") for worker in ranked[1:])]
 
     def _cost(self, worker: WorkerState, tokens: int, least: int) -> tuple[bool, float, int, str]:
-        rows = len(worker.rows)
-        work = (tokens + self._backlog[worker] + rows * ROW_TOKENS) * self._pace[worker]
-        return self._guard.over(rows, least), work, rows, worker.instance
+        load = self.loads[worker]
+        work = (tokens + load.backlog + load.rows * ROW_TOKENS) * self._pace[worker]
+        return self._guard.over(load.rows, least), work, load.rows, worker.instance
 
 
 def paces(workers: Iterable[WorkerState]) -> dict[WorkerState, float]:

@@ -199,7 +199,7 @@ class Planner:
         of = {draft.worker: draft for draft in drafts}
         aside: list[Choice] = []
         for _ in range(MOST_LOOKED_AT):
-            if not any(draft.budget > 0 and draft.worker.has_slot for draft in drafts):
+            if not any(draft.budget > 0 and draft.worker.free_slots for draft in drafts):
                 break
             choice = self.queue.first()
             if choice is None:
@@ -224,28 +224,35 @@ class Planner:
             return self.admission.consider(next(iter(drafts)), choice, 0)[0]
         for at, place in enumerate(places):
             worker, draft = place.worker, drafts.get(place.worker)
-            if draft is None or draft.budget <= 0:
-                assert choice.node is not None
-                if self.admission.fits(worker, choice, worker.cache.cached(choice.node)):
-                    return Answer.SOON
-                continue
-            answer = self._admit_to(draft, choice)
-            if answer is Answer.ADMITTED:
-                row = draft.extends[-1]
-                placement.admitted(worker, row.known_tokens - row.computed)
-                self.life.counters.placed(place.reason if at == 0 else "room")
+            answer = Answer.NO_BUDGET
+            if draft is not None and draft.budget > 0:
+                answer = self._admit_to(draft, choice)
+                if answer is Answer.ADMITTED:
+                    row = draft.extends[-1]
+                    placement.admitted(worker, row.known_tokens - row.computed)
+                    self.life.counters.placed(place.reason if at == 0 else "room")
+            if answer is Answer.NO_BUDGET:
+                answer = self._await(worker, choice, placement)
             if answer is not Answer.NO_ROOM:
                 return answer
         return Answer.NO_ROOM
 
+    def _await(self, worker: WorkerState, choice: Choice, placement: Placement) -> Answer:
+        """worker has no plan that takes choice now: it waits for the next one, if there will be room for it beside others who do."""
+        assert choice.node is not None
+        cached, load = worker.cache.cached(choice.node), placement.loads[worker]
+        if not self.admission.fits(worker, choice, cached, load.claimed_slots, load.claimed_tokens):
+            return Answer.NO_ROOM
+        uncached = choice.length - cached.depth * worker.cache.page_size
+        placement.awaited(worker, uncached, self.admission.need(worker, choice, cached))
+        return Answer.SOON
+
     def _admit_to(self, draft: Draft, choice: Choice) -> Answer:
-        if not draft.has_space_for(choice):
-            draft.budget = 0
-            return Answer.SOON
-        answer, row = self.admission.consider(draft.worker, choice, draft.budget)
+        answer, row = Answer.NO_BUDGET, None
+        if draft.has_space_for(choice):
+            answer, row = self.admission.consider(draft.worker, choice, draft.budget)
         if answer is Answer.NO_BUDGET:
             draft.budget = 0  # strictly in order: nobody goes ahead with the little that is left
-            return Answer.SOON
         if row is None:
             return answer
         cache = draft.worker.cache

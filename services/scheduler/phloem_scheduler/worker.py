@@ -66,9 +66,9 @@ class WorkerState:
         return len(self._generations)
 
     @property
-    def has_slot(self) -> bool:
-        """Whether another row can be opened."""
-        return bool(self._slots)
+    def free_slots(self) -> int:
+        """Rows that can still be opened."""
+        return len(self._slots)
 
     @property
     def idle(self) -> bool:
