@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from phloem_proto.messages import SamplingParams
+from phloem_proto.codec import pack_ids
+from phloem_proto.messages import Pin, SamplingParams
 from phloem_scheduler.core import BadProfile
 from phloem_scheduler.placement import Guard
 from phloem_scheduler.policy import POLICIES
@@ -330,6 +331,37 @@ def test_a_replayed_request_brings_no_more_than_it_asked_for() -> None:
     again = world.open([1, 2, 3], rid=b"again", max_tokens=5, ignore_eos=True, have=(world.hold(first),))
     world.finish()
     assert len(world.core.ledger.requests[again].choices[0].output) == 5
+
+
+def pin(world: World, name: str, prompt: list[int]) -> None:
+    """A lease on what is cached of prompt."""
+    world.core.pin(Pin("somebody", name, "g1", 60_000, pack_ids(prompt)), name, world.now)
+    world.turn()
+    assert world.replies[name].error is None
+    assert world.replies[name].info.tokens > 0
+
+
+def test_a_lease_yields_to_a_request_that_could_not_run_at_all_and_no_other_does() -> None:
+    world = several(1, {"w0": [[31] * 40, [32] * 40]}, pages=44, settings={"pin_share": 0.5})
+    pin(world, "first", [31] * 40)
+    pin(world, "second", [32] * 40)
+    rid = world.open([1 + at % 30 for at in range(120)], max_tokens=4, ignore_eos=True)
+    world.finish()
+    assert len(world.outputs[rid, 0]) == 4
+    assert (world.core.pins.yielded, len(world.core.pins)) == (1, 1)
+
+
+def test_a_lease_on_a_worker_that_is_too_small_for_a_request_does_not_yield_to_it() -> None:
+    """The large worker is full for a while; that the small one has nothing to do is no reason to end its leases."""
+    world = several(1, {"w0": [[31] * 40]}, pages=20, settings={"pin_share": 0.9})
+    pin(world, "kept", [31] * 40)
+    world.join("w1", FakeWorker(profile(page_size=4, pages=60)))
+    first, second = (world.open([1 + number] * 150, max_tokens=30, ignore_eos=True) for number in (1, 2))
+    world.turn()
+    assert where(world, first) == "w1"
+    world.finish()
+    assert [len(world.outputs[rid, 0]) for rid in (first, second)] == [30, 30]
+    assert (world.core.pins.yielded, len(world.core.pins)) == (0, 1)
 
 
 # --- Workers that come and go -------------------------------------------------------------------------------------------

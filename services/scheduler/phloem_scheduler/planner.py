@@ -205,17 +205,20 @@ class Planner:
             if choice is None:
                 break
             answer = self._place(choice, of, placement)
-            if answer is Answer.NO_ROOM:
-                if any(draft.worker.rows for draft in drafts) or not any(
-                    self.relieve(draft.worker) for draft in drafts
-                ):
-                    break
-                continue
+            if answer is Answer.NO_ROOM and not self._lease_yields(choice, placement):
+                break
             if answer is Answer.SOON:
                 self.queue.set_aside(choice)
                 aside.append(choice)
         for choice in aside:
             self.queue.back(choice)
+
+    def _lease_yields(self, choice: Choice, placement: Placement) -> bool:
+        """Where nobody runs on any worker that can hold choice, only leases keep it out: end one. False if that is not so."""
+        workers = [place.worker for place in placement.rank(choice)]
+        if any(worker.rows or placement.loads[worker].claimed_slots for worker in workers):
+            return False
+        return any(self.relieve(worker) for worker in workers)
 
     def _place(self, choice: Choice, drafts: dict[WorkerState, Draft], placement: Placement) -> Answer:
         """Offer choice to the workers in order of their rank. One that will do soon is waited for: others would do it later still."""
