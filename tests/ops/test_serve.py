@@ -163,6 +163,8 @@ async def test_a_cluster_serves_inside_a_test() -> None:
             page = (await client.get("/metrics")).text
     headings = re.findall(r"^# TYPE (\S+)", page, re.MULTILINE)
     assert len(headings) == len(set(headings)), "two services' metrics of one name belong under one heading"
+    samples = re.findall(r"^(?!#)(.+) \S+$", page, re.MULTILINE)
+    assert len(samples) == len(set(samples)), "scrapers refuse a page with two samples of one name and labels"
     told_by = {name.split("_")[1] for name in headings if name.startswith("phloem_")}
     assert told_by >= {role.value for role in Role}, "the gateway's page tells of all five"
 

@@ -56,22 +56,12 @@ class PeerLoad(Collector):
     def collect(self) -> Iterable[Metric]:
         families: dict[str, Metric] = {}
         for peer in self._peers():
+            told = dict(peer.load.counters)
             if peer.role is Role.SCHEDULER:
-                self._scheduler(families, peer)
-            for name, value in sorted(peer.load.counters.items()):
+                told = _fields(peer) | told  # a name that is among both is one sample: scrapers refuse a page with two
+            for name, value in sorted(told.items()):
                 self._add(families, name, peer, value)
         return families.values()
-
-    def _scheduler(self, families: dict[str, Metric], peer: Peer) -> None:
-        load, p = peer.load, "phloem_scheduler_"
-        plain = {
-            "requests_running": load.running, "requests_waiting": load.waiting, "tokens_waiting": load.waiting_tokens,
-            "workers": load.workers, "grammars": load.grammars, "detokenisers": load.detokenisers,
-            "leading": int(peer.term > 0), "pages": load.pages_total, "pages_free": load.pages_free,
-            "pages_cached": load.pages_cached,
-        }  # fmt: skip
-        for name, value in plain.items():
-            self._add(families, p + name, peer, value)
 
     def _add(self, families: dict[str, Metric], name: str, peer: Peer, value: float) -> None:
         """Names that end in ``_total`` are counters, others gauges."""
@@ -83,3 +73,15 @@ class PeerLoad(Collector):
             family = families.setdefault(base, CounterMetricFamily(base, text, labels=["instance"]))
         assert isinstance(family, GaugeMetricFamily | CounterMetricFamily)
         family.add_metric([peer.instance], value)
+
+
+def _fields(peer: Peer) -> dict[str, float]:
+    """What a scheduler's beat says in fields of its own, by Prometheus name."""
+    load = peer.load
+    plain = {
+        "requests_running": load.running, "requests_waiting": load.waiting, "tokens_waiting": load.waiting_tokens,
+        "workers": load.workers, "grammars": load.grammars, "detokenisers": load.detokenisers,
+        "leading": int(peer.term > 0), "pages": load.pages_total, "pages_free": load.pages_free,
+        "pages_cached": load.pages_cached,
+    }  # fmt: skip
+    return {f"phloem_scheduler_{name}": value for name, value in plain.items()}
