@@ -6,13 +6,14 @@ seconds on any clock that never goes back. Equal sequences of calls give equal a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from phloem_proto.messages import (
     Cancel,
     End,
     ErrorInfo,
     FlushReply,
+    Grammar,
     GrammarSpec,
     KvWatch,
     KvWatchReply,
@@ -47,6 +48,7 @@ from .requests import Choice, Request, Stage
 from .results import BadResult, Results
 from .rows import Row
 from .settings import Settings
+from .slices import Slices
 from .tree import RadixTree
 from .view import picture
 from .worker import WorkerState
@@ -55,8 +57,10 @@ from .worker import WorkerState
 UNLINKED_S = 3.0
 # Flushes that wait for the scheduler to be idle; each is a person or a test waiting at an HTTP call.
 MOST_FLUSHES = 64
-# Cached pages of a worker that is gone which one pass takes out of the tree: some 2 ms.
+# Cached pages of a worker that is gone, or of a flush, which one pass takes out of the tree: some 2 ms.
 CLEARED_PER_PASS = 1024
+# Requests that one pass looks after when something concerns many at once: some 5 ms.
+REQUESTS_PER_PASS = 256
 # Pages of prompts before any worker has told its own size.
 FIRST_PAGE_SIZE = 16
 
@@ -101,7 +105,9 @@ class Core:
         self._evicted_before = 0  # pages, by workers that are gone
         self._actions: list[Action] = []
         self._unlinked: dict[str, float] = {}  # detokeniser -> since when requests are routed to it without a link
+        self._slices = Slices(REQUESTS_PER_PASS)
         self._flushes: list[tuple[float, object]] = []
+        self._flushed_pages = 0  # by the flush that is under way
         self._workerless_since: float | None = None
 
     # --- Requests ---------------------------------------------------------------------------------------------------------
@@ -153,14 +159,17 @@ class Core:
 
     def verdict(self, spec: GrammarSpec, verdict: Verdict) -> None:
         """A grammar is judged, or its judging failed: those who waited go into the queue, each at its own place, or end."""
-        requests, answer = self.grammars.judged(spec, verdict)
+        self._slices.add(self._judged(*self.grammars.judged(spec, verdict)))
+
+    def _judged(self, requests: Iterable[Request], answer: Grammar | ErrorInfo) -> Iterator[None]:
         for request in requests:
-            if isinstance(answer, ErrorInfo):
-                self.counters.rejected += 1
-                self._end_all(request, End("error", code=answer.code, message=answer.message))
-            else:
+            if isinstance(answer, Grammar):
                 request.grammar = answer
                 self._enqueue(request)
+            elif not request.done:
+                self.counters.rejected += 1
+                self._end_all(request, End("error", code=answer.code, message=answer.message))
+            yield
 
     def cancel(self, message: Cancel, now: float) -> None:
         """The gateway is done with this attempt and lower ones. Repeating it, or naming what is unknown, does nothing more."""
@@ -178,6 +187,7 @@ class Core:
             if choice.stage is not Stage.ENDED:
                 self.life.end(choice, end, tell=False)
         self.ledger.remove(request)
+        request.choices = []  # they know it too: without this, only a garbage collection would free them
 
     def stop_at(self, message: StopAt) -> None:
         """The detokeniser found a stop string: the choice ends with its first `keep` tokens, whatever ended it at or after that."""
@@ -219,15 +229,10 @@ class Core:
         """Hang those who wait on a new tree of another page size, if no worker needs the present one."""
         if self.workers:
             raise BadProfile(f"its pages have {page_size} tokens, those of the other workers {self.tree.page_size}")
-        waiting = list(self.queue)
-        for choice in waiting:
-            self.queue.remove(choice)
         self._leaving.clear()
         self.tree = RadixTree(page_size)
-        self.queue.move_to(self.tree)
+        self._slices.add(self.queue.move_to(self.tree))
         self.events.attach(self.tree)
-        for choice in waiting:
-            self.queue.add(choice)
 
     def worker_gone(self, instance: str, failed_step: int = 0) -> None:
         """A worker's session is over: its rows wait again, each at its place, and replay on any worker."""
@@ -236,12 +241,12 @@ class Core:
             return
         blamed = [row for plan in worker.plans if plan.step == failed_step for row in plan.rows]
         rows: dict[Row, None] = dict.fromkeys(worker.rows.values())
+        rows.update((row, None) for plan in worker.plans for row in plan.rows)
         self._evicted_before += worker.cache.evicted_pages
         self.pins.worker_gone(worker)
         self.events.gone(worker.cache.shelf)
         worker.abandon()
         self._leaving.append(worker)
-        rows.update((row, None) for plan in worker.plans for row in plan.rows)
         for row in rows:
             self.life.drop(row, failed=row in blamed)
 
@@ -290,7 +295,7 @@ class Core:
         """Nobody waits for its requests any more."""
         self.pins.gateway_gone(instance)
         view = self.ledger.gateways.get(instance)
-        self._give_up(list(view.requests.values()) if view else [], now)
+        self._give_up(view.requests.values() if view else (), now)
 
     def live(self, gateway: str, message: Live, now: float) -> LiveReply:
         """What a gateway says it holds, one part of the list at a time."""
@@ -299,8 +304,13 @@ class Core:
         return reply
 
     def _give_up(self, requests: Iterable[Request], now: float) -> None:
-        for request in requests:
-            self.cancel(Cancel(request.rid, request.attempt), now)
+        """Cancel them as they are now: one that another gateway opens again meanwhile goes on."""
+        self._slices.add(self._cancelled([Cancel(request.rid, request.attempt) for request in requests], now))
+
+    def _cancelled(self, messages: list[Cancel], now: float) -> Iterator[None]:
+        for message in messages:
+            self.cancel(message, now)
+            yield
 
     def undeliverable(self, output: Output) -> None:
         """These frames are larger than a message may be, logprobs being what makes them so: their requests end with an error."""
@@ -355,6 +365,7 @@ class Core:
     def decide(self, now: float) -> list[Action]:
         """Plan for all that has happened; returns what is to be done, in order."""
         self._expire(now)
+        self._slices.go_on()
         for _ in range(self.settings.depth):
             plans = self.planner.plan(list(self.workers.values()))
             if not plans:
@@ -381,7 +392,7 @@ class Core:
     def _expire(self, now: float) -> None:
         self.pins.expire(now)
         self.events.expire(now)
-        late, old = self.ledger.expire(now)
+        late, old = self.ledger.expire(now, REQUESTS_PER_PASS)
         for request in late:
             self._end_all(request, End("abort", code="deadline", message="the deadline has passed"))
         for request in old:
@@ -394,8 +405,14 @@ class Core:
         elif self._workerless_since is None:
             self._workerless_since = now
         elif now - self._workerless_since >= self.settings.worker_wait_s:
-            for request in list(self.ledger.requests.values()):
+            self._workerless_since = None
+            self._slices.add(self._without_worker(list(self.ledger.requests.values())))
+
+    def _without_worker(self, requests: list[Request]) -> Iterator[None]:
+        for request in requests:
+            if not self.workers:
                 self._end_all(request, End("error", code="unavailable", message="no worker came back"))
+            yield
 
     def _end_all(self, request: Request, end: End) -> None:
         self.grammars.leave(request)
@@ -405,20 +422,33 @@ class Core:
 
     def _flush_if_idle(self, now: float) -> None:
         if self._flushes and self.idle:
-            pages = 0
-            for worker in self.workers.values():
-                pages += worker.cache.flush()
-                if not worker.cache.shelf.total_pages:
-                    self.events.cleared(worker.cache.shelf)
+            if self._flush_part():
+                return
             for _, ticket in self._flushes:
-                self._reply(ticket, FlushReply(pages))
-            self._flushes = []
+                self._reply(ticket, FlushReply(self._flushed_pages))
+            self._flushes, self._flushed_pages = [], 0
         for until, ticket in self._flushes:
             if until <= now:
                 self._reply(ticket, FlushReply(error=ErrorInfo("busy", "requests are running")))
         self._flushes = [entry for entry in self._flushes if entry[0] > now]
+        if not self._flushes:
+            self._flushed_pages = 0
         if self.idle:
             self.planner.reserve.idle()
+
+    def _flush_part(self) -> bool:
+        """Evict some of what is cached; returns whether there may be more."""
+        left = CLEARED_PER_PASS
+        for worker in self.workers.values():
+            pages = worker.cache.evict(left)
+            self._flushed_pages += pages
+            left -= pages
+            if not left:
+                return True
+        for worker in self.workers.values():
+            if not worker.cache.shelf.total_pages:
+                self.events.cleared(worker.cache.shelf)
+        return False
 
     def _reply(self, ticket: object, message: Answer) -> None:
         self._actions.append(Reply(ticket, message))
@@ -448,7 +478,7 @@ class Core:
 
     def next_wakeup(self, now: float) -> float | None:
         """When `decide` should be called although nothing happens; None if only events matter."""
-        if self._leaving:
+        if self._leaving or self._slices or self.ledger.overdue(now) or (self._flushes and self.idle):
             return now
         waits = self.ledger.requests or self._flushes or self._unlinked or len(self.pins) or self.events.watched
         return now + 0.25 if waits else None
@@ -472,7 +502,7 @@ class Core:
         for choice in choices:
             assert (choice.end is not None) == (choice.stage is Stage.ENDED)
             assert (choice.row is not None) == (choice.stage in (Stage.RUNNING, Stage.LEAVING))
-            assert (choice.node is not None) == (choice.stage is Stage.WAITING)
+            assert (choice.node is not None) == (choice.stage is Stage.WAITING) or self._slices
 
 
 def truncate(choice: Choice, keep: int) -> None:

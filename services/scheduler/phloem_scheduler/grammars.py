@@ -24,7 +24,7 @@ class Grammars:
 
     def __init__(self) -> None:
         self._verdicts: dict[Key, Grammar | ErrorInfo] = {}  # least recently used first
-        self._waiting: dict[Key, list[Request]] = {}
+        self._waiting: dict[Key, dict[bytes, Request]] = {}  # by rid
 
     @property
     def requests(self) -> int:
@@ -44,13 +44,13 @@ class Grammars:
         assert request.spec is not None
         key = key_of(request.spec)
         first = key not in self._waiting
-        self._waiting.setdefault(key, []).append(request)
+        self._waiting.setdefault(key, {})[request.rid] = request
         return first
 
     def leave(self, request: Request) -> None:
         """request waits no longer. The judging goes on: its verdict may serve the next."""
-        if request.spec is not None and (requests := self._waiting.get(key_of(request.spec))) and request in requests:
-            requests.remove(request)
+        if request.spec is not None and (requests := self._waiting.get(key_of(request.spec))):
+            requests.pop(request.rid, None)
 
     def judged(self, spec: GrammarSpec, verdict: Verdict) -> tuple[list[Request], Grammar | ErrorInfo]:
         """Those who waited, and what became of spec."""
@@ -60,4 +60,4 @@ class Grammars:
             self._verdicts[key] = answer
             while len(self._verdicts) > MOST_VERDICTS:
                 del self._verdicts[next(iter(self._verdicts))]
-        return self._waiting.pop(key, []), answer
+        return list(self._waiting.pop(key, {}).values()), answer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
 from phloem_proto.messages import Live, LiveReply, LiveRequest
@@ -34,7 +34,9 @@ class Ledger:
     def __init__(self) -> None:
         self.requests: dict[bytes, Request] = {}
         self.gateways: dict[str, GatewayView] = {}
-        self._tombstones: dict[bytes, tuple[int, float]] = {}  # rid -> (attempt, until), in order of until
+        self._tombstones: OrderedDict[bytes, tuple[int, float]] = (
+            OrderedDict()
+        )  # rid -> (attempt, until), in order of until
         self._deadlines: list[tuple[float, int, bytes]] = []
         self._done: deque[tuple[float, bytes]] = deque()
 
@@ -68,7 +70,7 @@ class Ledger:
         former = self._tombstones.pop(rid, (0, 0.0))[0]
         self._tombstones[rid] = (max(attempt, former), now + TOMBSTONE_S)
         while len(self._tombstones) > MOST_TOMBSTONES:
-            del self._tombstones[next(iter(self._tombstones))]
+            self._tombstones.popitem(last=False)
 
     def buried(self, rid: bytes, attempt: int) -> bool:
         """Whether this attempt was cancelled already."""
@@ -79,24 +81,43 @@ class Ledger:
         request.done_at = now
         self._done.append((now, request.rid))
 
-    def expire(self, now: float) -> tuple[list[Request], list[Request]]:
-        """Drop old tombstones; return requests past their deadline, and done ones that nobody cancelled for long."""
-        while self._tombstones:
-            rid, (_, until) = next(iter(self._tombstones.items()))
-            if until > now:
-                break
-            del self._tombstones[rid]
+    def expire(self, now: float, most: int) -> tuple[list[Request], list[Request]]:
+        """Drop old tombstones; return requests past their deadline, and done ones that nobody cancelled for long.
+
+        Looks at `most` of each; the others are `overdue`.
+        """
         late: list[Request] = []
-        while self._deadlines and self._deadlines[0][0] <= now:
-            request = self.requests.get(heapq.heappop(self._deadlines)[2])
-            if request is not None and request.deadline is not None and request.deadline <= now and not request.done:
-                late.append(request)
         old: list[Request] = []
-        while self._done and self._done[0][0] <= now - KEEP_DONE_S:
-            request = self.requests.get(self._done.popleft()[1])
-            if request is not None and request.done_at is not None and request.done_at <= now - KEEP_DONE_S:
-                old.append(request)
+        for _ in range(most):
+            if self._tombstone_overdue(now):
+                self._tombstones.popitem(last=False)
+            if self._deadline_overdue(now):
+                request = self.requests.get(heapq.heappop(self._deadlines)[2])
+                if (
+                    request is not None
+                    and request.deadline is not None
+                    and request.deadline <= now
+                    and not request.done
+                ):
+                    late.append(request)
+            if self._done_overdue(now):
+                request = self.requests.get(self._done.popleft()[1])
+                if request is not None and request.done_at is not None and request.done_at <= now - KEEP_DONE_S:
+                    old.append(request)
         return late, old
+
+    def overdue(self, now: float) -> bool:
+        """Whether `expire` has something to do."""
+        return self._tombstone_overdue(now) or self._deadline_overdue(now) or self._done_overdue(now)
+
+    def _tombstone_overdue(self, now: float) -> bool:
+        return bool(self._tombstones) and self._tombstones[next(iter(self._tombstones))][1] <= now
+
+    def _deadline_overdue(self, now: float) -> bool:
+        return bool(self._deadlines) and self._deadlines[0][0] <= now
+
+    def _done_overdue(self, now: float) -> bool:
+        return bool(self._done) and self._done[0][0] <= now - KEEP_DONE_S
 
     def reconcile(self, gateway: str, live: Live) -> tuple[LiveReply, list[Request]]:
         """Compare with what a gateway says it holds: the reply, and those it has given up (missing twice)."""

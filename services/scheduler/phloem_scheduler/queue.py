@@ -42,13 +42,24 @@ class WaitingQueue:
         self._reuse = reuse
         self._ageing_s = ageing_s
         self._waiting: dict[Choice, int] = {}  # and how many tokens each counts
-        self.move_to(tree)
+        self._use(tree)
 
-    def move_to(self, tree: RadixTree) -> None:
-        """Keep the order on another tree. The queue must be empty."""
-        assert not self._waiting
+    def _use(self, tree: RadixTree) -> None:
         self.tree = tree
         self._order = tree.waiting = order_of(self.policy, tree, self._ageing_s)
+
+    def move_to(self, tree: RadixTree) -> Iterator[None]:
+        """Keep the order on another tree from now on; each step hangs one of those who wait on it. The former one is left as it is."""
+        self._use(tree)
+        for choice in self._waiting:
+            choice.node, choice.aside = None, False
+        return self._hang_all(list(self._waiting))
+
+    def _hang_all(self, choices: list[Choice]) -> Iterator[None]:
+        for choice in choices:
+            if choice in self._waiting and choice.node is None:
+                self._hang(choice)
+            yield
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -56,11 +67,14 @@ class WaitingQueue:
     def add(self, choice: Choice) -> None:
         """choice must be in stage waiting and not be in the queue. Its place depends on its request, not on when it is added."""
         assert choice.stage is Stage.WAITING
+        self._waiting[choice] = choice.length
+        self.tokens += choice.length
+        self._hang(choice)
+
+    def _hang(self, choice: Choice) -> None:
         size = self.tree.page_size
         usable = choice.match_limit // size * size if self._reuse else 0
         choice.node = self.tree.want(choice.request.namespace, choice.known()[: usable * TOKEN_BYTES])
-        self._waiting[choice] = choice.length
-        self.tokens += choice.length
         self._order.add(choice, choice.node)
 
     def first(self) -> Choice | None:
@@ -70,12 +84,13 @@ class WaitingQueue:
     def remove(self, choice: Choice) -> None:
         """choice waits no more, whatever its stage is by now. Its node goes unless somebody else needs it."""
         node = choice.node
-        assert node is not None
+        self.tokens -= self._waiting.pop(choice)
+        if node is None:
+            return  # it was still to be hung on a new tree
         if choice.aside:
             choice.aside = False
         else:
             self._order.remove(choice, node)
-        self.tokens -= self._waiting.pop(choice)
         choice.node = None
         self.tree.unwant(node)
 

@@ -139,6 +139,8 @@ class WorkerState:
         for row in self.rows.values():
             self._let_go(row)
             self.cache.give_back(row.table[row.tree_pages :])
+        self.rows.clear()
+        self.plans.clear()
 
     def _let_go(self, row: Row) -> None:
         """row uses its path no more, and computes nothing."""
