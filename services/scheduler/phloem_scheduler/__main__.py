@@ -149,7 +149,7 @@ def scheduler(
             metrics_port=metrics_port,
             ready_file=ready_file,
         )
-    raise typer.Exit(run.run_service(lambda: SchedulerService(config), common))
+    raise typer.Exit(run.run_service(lambda: SchedulerService(config, alone=True), common))
 
 
 run.add_probe(app)

@@ -14,6 +14,7 @@ from phloem_proto.subjects import Role
 from .config import SchedulerConfig
 from .core import Core
 from .desk import Desk
+from .garbage import collect_when_idle
 from .leadership import Leadership, Term
 from .load import CoreCollector, load
 
@@ -27,12 +28,17 @@ _log = logging.getLogger("phloem.scheduler")
 
 
 class SchedulerService:
-    """See `phloem_bus.service.Service`."""
+    """See `phloem_bus.service.Service`.
+
+    Args:
+        alone: it has the process to itself, and so decides when garbage is collected.
+    """
 
     role = Role.SCHEDULER
 
-    def __init__(self, config: SchedulerConfig | None = None) -> None:
+    def __init__(self, config: SchedulerConfig | None = None, alone: bool = False) -> None:
         self.config = config or SchedulerConfig()
+        self._alone = alone
         self._desk: Desk | None = None
 
     @property
@@ -62,6 +68,8 @@ class SchedulerService:
                 await tasks.start(node.run, SchedulerInbox)
                 for background in (presence.run, desk.links.run, desk.answers.run):
                     tasks.start_soon(background)
+                if self._alone:
+                    tasks.start_soon(collect_when_idle, lambda: desk.core.idle)
                 tasks.start_soon(alternate, desk, presence, leadership, ctx)
                 await ctx.drain.wait()
                 await drain(desk, presence, ctx)
