@@ -10,6 +10,7 @@ import pytest
 from phloem_proto.codec import pack_ids
 from phloem_proto.messages import Pin, SamplingParams
 from phloem_scheduler.core import BadProfile
+from phloem_scheduler.pace import Pace
 from phloem_scheduler.placement import Guard
 from phloem_scheduler.policy import POLICIES
 from phloem_scheduler.settings import Settings
@@ -152,6 +153,33 @@ def test_a_faster_worker_gets_more() -> None:
     assert 3 * rows[0] <= rows[1] <= 5 * rows[0]
 
 
+@pytest.mark.parametrize("rows", [1, 2, 40])
+def test_a_worker_that_has_only_decoded_for_long_is_not_taken_for_slow(rows: int) -> None:
+    """A step takes 8 ms whether it decodes one row or forty, and 0.05 ms for each prompt token: that is still known 3000 steps later."""
+    pace = Pace(1000)
+    for tokens in (300, 1, 200, 2):
+        pace.measured(tokens, 8 + 0.05 * tokens)
+    rng = random.Random(1)
+    for _ in range(3000):
+        drawn = max(1, rows + rng.randrange(-1, 2))
+        pace.measured(drawn, 8 + 0.05 * drawn + rng.uniform(-0.5, 0.5))
+    base, each = pace.line()
+    assert each == pytest.approx(0.05, rel=0.1)
+    assert base == pytest.approx(8, rel=0.1)
+
+
+def test_a_worker_that_has_become_faster_is_believed() -> None:
+    pace = Pace(1000)
+    for tokens in (300, 1, 200, 2):
+        pace.measured(tokens, 8 + 0.5 * tokens)
+    for _ in range(300):
+        pace.measured(100, 10)
+    assert pace.line()[1] == pytest.approx(0.1, rel=0.01)
+    for tokens in (300, 1) * 200:
+        pace.measured(tokens, 1 + 0.01 * tokens)
+    assert pace.line() == pytest.approx((1, 0.01), rel=0.05)
+
+
 # --- The guard ----------------------------------------------------------------------------------------------------------
 
 
@@ -192,6 +220,14 @@ def test_who_finds_no_room_at_the_best_worker_goes_to_another() -> None:
     world.turn()
     assert [where(world, rid) for rid in rids] == ["w0", "w0", "w1"]
     assert placed(world)["room"] == 1
+
+
+def test_what_is_left_of_a_plans_budget_lets_nobody_go_ahead() -> None:
+    """Three tokens are left: too few for a page of the second, and enough for the third, which has to wait its turn all the same."""
+    world = several(1, settings={"chunk_tokens": 16})
+    first, second, third = (world.open(prompt, max_tokens=1) for prompt in ([1] * 13, [2] * 8, [3] * 2))
+    world.finish()
+    assert [[slot.rid for slot in plan.opens] for plan in world.sent if plan.opens] == [[first], [second, third]]
 
 
 def idle_with_somebody_waiting(world: World) -> bool:

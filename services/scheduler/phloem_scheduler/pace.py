@@ -1,11 +1,14 @@
 """How many tokens fit into a step of so many milliseconds, from the steps measured so far.
 
-Step time is taken as base + tokens * each, fitted by least squares over recent steps (older ones fade).
+Step time is taken as base + tokens * each, fitted by least squares over recent steps (older ones fade). Steps of much the same size say
+nothing about `each`, so what was known of it is kept while a worker only decodes.
 """
 
 from __future__ import annotations
 
 FADE = 0.98  # half of the weight is on the last 34 steps
+# Standard deviation of the steps' sizes from which on their slope is believed: a share of their mean, and so many tokens.
+LEAST_SPREAD, LEAST_SPREAD_TOKENS = 0.5, 5.0
 FIRST_TOKENS = 128  # before anything is measured: 90 % of a CPU's peak rate, and short on a GPU
 
 
@@ -15,6 +18,7 @@ class Pace:
     def __init__(self, max_step_tokens: int) -> None:
         self.max_step_tokens = max_step_tokens
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
+        self._slope = 0.0  # the last that was believed; 0 = none yet
 
     def measured(self, tokens: int, milliseconds: float) -> None:
         """Take in one step. Steps without tokens or without a time say nothing."""
@@ -25,17 +29,19 @@ class Pace:
         self._y = self._y * FADE + milliseconds
         self._xx = self._xx * FADE + tokens * tokens
         self._xy = self._xy * FADE + tokens * milliseconds
+        mean_x, mean_y = self._x / self._weight, self._y / self._weight
+        variance = self._xx / self._weight - mean_x * mean_x
+        if variance > max(LEAST_SPREAD * mean_x, LEAST_SPREAD_TOKENS) ** 2:
+            self._slope = max(0.0, (self._xy / self._weight - mean_x * mean_y) / variance)
 
     def line(self) -> tuple[float, float]:
         """(base, each) in milliseconds; (0, 0) before anything was measured."""
         if not self._weight:
             return 0.0, 0.0
         mean_x, mean_y = self._x / self._weight, self._y / self._weight
-        spread = self._xx / self._weight - mean_x * mean_x
-        slope = (self._xy / self._weight - mean_x * mean_y) / spread if spread > 1e-6 else 0.0
-        if slope <= 0:  # steps of one size, or noise: blame it all on the tokens
-            return 0.0, mean_y / mean_x
-        return max(0.0, mean_y - slope * mean_x), slope
+        most = mean_y / mean_x  # all of it blamed on the tokens
+        each = min(self._slope, most) or most
+        return mean_y - each * mean_x, each
 
     def tokens_within(self, milliseconds: float, decode_rows: int) -> int:
         """Known tokens that a step may take beside so many decode rows to last about so long; 0 or less if there is no time for any."""
