@@ -89,6 +89,8 @@ class Ledger:
         late: list[Request] = []
         old: list[Request] = []
         for _ in range(most):
+            if not self.overdue(now):
+                break
             if self._tombstone_overdue(now):
                 self._tombstones.popitem(last=False)
             if self._deadline_overdue(now):
