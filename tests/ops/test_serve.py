@@ -22,8 +22,10 @@ import pytest
 from phloem.serve.cluster import Cluster, ServiceEnded
 from phloem.testing import local_cluster
 from phloem.testing.cluster import tiny_settings
+from phloem_bus.errors import ConfigError
 from phloem_bus.service import ServiceContext
 from phloem_gateway.config import GatewayConfig
+from phloem_gateway.listening import bind
 from phloem_proto.subjects import Role
 
 DEADLINE_S = 60.0
@@ -117,6 +119,32 @@ def test_a_port_in_use_is_one_line() -> None:
     assert done.returncode == 2
     assert done.stderr == f"error: --http-port (PHLOEM_HTTP_PORT): port {port} is in use\n"
     assert done.stdout == ""
+
+
+def test_an_address_that_is_not_ours_is_not_told_as_a_port_in_use() -> None:
+    done = run("serve", "--model", "tiny", "--http-host", "192.0.2.1", "--http-port", "8000")  # kept for documentation
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: --http-port (PHLOEM_HTTP_PORT): can't listen on 192.0.2.1:8000: ")
+    assert done.stderr.count("\n") == 1
+
+
+def has_ipv6() -> bool:
+    try:
+        bind("::1", 0, "--http-port").close()
+    except ConfigError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+def test_it_serves_on_ipv6_and_shows_keys_where_they_are_wanted(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("alpha\n")
+    with serving(tmp_path, "--http-host", "::1", "--api-keys-file", str(keys)) as server:
+        server.until_says("Phloem serves tiny.")
+        assert f"curl http://[::1]:{server.port}/v1/chat/completions" in server.text
+        assert "-H 'authorization: Bearer KEY'" in server.text
+        assert httpx.get(f"http://[::1]:{server.port}/health").status_code == 200
 
 
 @pytest.mark.parametrize(

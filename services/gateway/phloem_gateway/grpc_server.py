@@ -17,6 +17,7 @@ from .config import GatewayConfig
 from .gateway import Gateway
 from .grpc_handlers import Servicer
 from .grpc_wire import LenientReader
+from .listening import address
 
 SERVICE: str = phloem_pb2.DESCRIPTOR.services_by_name["Phloem"].full_name
 LIVENESS = "phloem.v1.Liveness"
@@ -47,12 +48,12 @@ class GrpcServer:
 
     def _bind(self, host: str, port: int) -> int:
         """Returns the real port. Raises `ConfigError` when the address can't be used."""
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        where = address(host, port)
         try:
-            return self._server.add_insecure_port(address)
+            return self._server.add_insecure_port(where)
         except RuntimeError:
             raise ConfigError(
-                "--grpc-port", f"can't listen on {address}: the port is in use or the address unknown"
+                "--grpc-port", f"can't listen on {where}: the port is in use or the address unknown"
             ) from None
 
     async def set_ready(self, ready: bool) -> None:

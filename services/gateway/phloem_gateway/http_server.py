@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import socket
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, cast
@@ -13,9 +11,8 @@ import anyio
 import uvicorn
 from starlette.types import ASGIApp
 
-from phloem_bus.errors import ConfigError
-
 from .http_protocol import Protocol
+from .listening import bind
 
 BACKLOG = 2048
 """Connections that wait to be accepted: bursts of benchmark clients."""
@@ -80,20 +77,3 @@ class HttpServer:
     def stop(self) -> None:
         """Take no more connections and let `run` return."""
         self._server.should_exit = True
-
-
-def bind(host: str, port: int, setting: str) -> socket.socket:
-    """A bound socket (port 0 = any free one). Raises `ConfigError` in one line when the address is taken or unknown."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((host, port))
-    except OSError as error:
-        sock.close()
-        raise ConfigError(setting, _why(port, error)) from None
-    return sock
-
-
-def _why(port: int, error: OSError) -> str:
-    return f"port {port} is in use" if error.errno == errno.EADDRINUSE else f"can't be used: {error.strerror or error}"

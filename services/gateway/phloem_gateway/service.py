@@ -24,6 +24,7 @@ from .config import GatewayConfig, read_keys
 from .gateway import Gateway
 from .grpc_server import GrpcServer
 from .http_server import HttpServer
+from .listening import address
 from .metrics import Metrics, PeerLoad
 
 WATCH_S = 0.1
@@ -129,10 +130,10 @@ class GatewayService:
     def _start(self, edges: TaskGroup, http: HttpServer | None, grpc: GrpcServer | None) -> None:
         if http is not None:
             edges.start_soon(http.run)
-            _log.info("HTTP on http://%s:%d", self.config.http_host, http.port)
+            _log.info("HTTP on http://%s", address(self.config.http_host, http.port))
         if grpc is not None:
             edges.start_soon(grpc.run)
-            _log.info("gRPC on %s:%d", self.config.grpc_host, grpc.port)
+            _log.info("gRPC on %s", address(self.config.grpc_host, grpc.port))
         self.listening.set()
 
     def _connect(self, links: Links) -> None:

@@ -12,6 +12,7 @@ from phloem_bus import log
 from phloem_bus.errors import ConfigError
 from phloem_bus.process import ReadyFile, Signals
 from phloem_bus.run import describe, race
+from phloem_gateway.listening import address
 from phloem_gateway.service import GatewayService
 
 from .cluster import Cluster
@@ -74,17 +75,17 @@ def summary(settings: ServeSettings, gateway: GatewayService) -> str:
     """What to do with it, once it is ready."""
     lines = [f"\nPhloem serves {settings.name}."]
     if gateway.http_port is not None:
-        url = f"http://{_shown(settings.gateway.http_host)}:{gateway.http_port}"
+        url = f"http://{address(_shown(settings.gateway.http_host), gateway.http_port)}"
+        key = "" if settings.gateway.api_keys_file is None else "-H 'authorization: Bearer KEY' "
         lines += [
             f"  OpenAI API   {url}/v1",
-            f"  try it       curl {url}/v1/chat/completions -H 'content-type: application/json' \\",
+            f"  try it       curl {url}/v1/chat/completions -H 'content-type: application/json' {key}\\",
             f"""                 -d '{{"model": "{settings.name}", "max_tokens": 64, "messages": """
             """[{"role": "user", "content": "What is the capital of France?"}]}'""",
         ]
     if gateway.grpc_port is not None:
-        lines.append(
-            f"  gRPC         {_shown(settings.gateway.grpc_host)}:{gateway.grpc_port} (phloem.v1.Phloem, with reflection)"
-        )
+        where = address(_shown(settings.gateway.grpc_host), gateway.grpc_port)
+        lines.append(f"  gRPC         {where} (phloem.v1.Phloem, with reflection)")
     lines.append("  stop         Ctrl-C drains, a second one stops at once\n")
     return "\n".join(lines)
 

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import sys
 
-from phloem.up.ports import is_free
 from phloem_bus.errors import ConfigError
 from phloem_gateway.config import GatewayConfig, read_keys
+from phloem_gateway.listening import bind
 from phloem_gpu_worker.config import STAND_IN
 from phloem_model import ModelError, resolve
 
 
 def check_gateway(config: GatewayConfig) -> None:
-    """Ports that are taken, keys that can't be read. Raises ConfigError."""
+    """Ports that are taken, addresses that are not ours, keys that can't be read. Raises ConfigError."""
     for flag, host, port in (
         ("--http-port", config.http_host, config.http_port),
         ("--grpc-port", config.grpc_host, config.grpc_port),
     ):
-        if port and not is_free(port, host):
-            raise ConfigError(flag, f"port {port} is in use")
+        if port:
+            bind(host, port, flag).close()
     read_keys(config.api_keys_file)
 
 
