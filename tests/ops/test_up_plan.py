@@ -129,6 +129,22 @@ def test_a_gateway_is_told_local_ports_paths_and_hosts(tmp_path: Path) -> None:
     assert ignored_settings(made, {"PHLOEM_DTYPE": "float32", "PHLOEM_HTTP_PORT": "1", "HOME": "/"}) == ["PHLOEM_DTYPE"]
 
 
+def test_paths_that_a_person_gives_are_those_of_this_machine(tmp_path: Path) -> None:
+    text = EXAMPLE.replace("PHLOEM_SET:", "PHLOEM_SET:\n      PHLOEM_MODEL: ${MODEL:-smollm2}")
+    given = {
+        "PHLOEM_SET": "/tmp/keys",
+        "PHLOEM_UNSET": "/run/secrets/nats_password_gateway",
+        "MODEL": "/tmp/model.gguf",
+    }
+    (tmp_path / "nats.conf").touch()
+    machine = Machine({}, tmp_path / "root", tmp_path, Ports(lambda _: True))
+    environment = one(make_plan(read(text, tmp_path, given), {}, machine), "gateway-1").environment
+    assert environment["PHLOEM_SET"] == "/tmp/keys"
+    assert environment["PHLOEM_MODEL"] == "/tmp/model.gguf"
+    assert environment["PHLOEM_READY_FILE"].startswith(str(tmp_path / "root/gateway"))
+    assert environment["PHLOEM_UNSET"] == environment["PHLOEM_NATS_PASSWORD_FILE"], "a mounted secret has one place"
+
+
 def test_the_broker_reads_the_same_file_on_its_own_port(tmp_path: Path) -> None:
     nats = one(plan(tmp_path, taken=(4222, 4223)), "nats-1")
     config = Path(nats.argv[2])

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from phloem.up.policy import DEATHS_MOST, Action, Kill, Policy, Start, State, Terminate, Unit
+from phloem.up.policy import DEATHS_MOST, MISUSED, Action, Kill, Policy, Start, State, Terminate, Unit
 
 SERVICES = [
     Unit("pull-1", one_shot=True, stops_after=("gateway-1", "worker-1", "nats-1")),
@@ -95,6 +95,13 @@ def test_the_fifth_death_in_a_minute_stops_everything() -> None:
     policy.exited("worker-1", -9, now)
     assert policy.culprit == "worker-1"
     assert names(policy.decide(now), Terminate) == ["gateway-1"]
+
+
+def test_who_cannot_use_a_setting_is_not_started_again() -> None:
+    policy = running()
+    policy.exited("worker-1", MISUSED, 1.0)
+    assert (policy.culprit, policy.culprit_misused) == ("worker-1", True)
+    assert names(policy.decide(1.0), Terminate) == ["gateway-1"]
 
 
 def test_stopping_goes_from_the_edge_inwards_and_ends() -> None:

@@ -176,6 +176,15 @@ def test_five_deaths_stop_everything_and_show_the_last_lines(start: Callable[...
     assert not any(alive(pid) for pid in run.pids)
 
 
+def test_a_setting_that_cannot_be_used_stops_everything_with_its_line(start: Callable[..., Run]) -> None:
+    run = start(
+        TWO + "  picky:\n    x-phloem: {command: [python, -c, \"import sys; print('bad value'); sys.exit(2)\"]}\n"
+    )
+    assert run.ends() == 2
+    assert run.text.count("bad value") == 2  # as it was said, and at the end
+    assert not any(alive(pid) for pid in run.pids)
+
+
 def test_a_one_shot_runs_first_and_its_failure_is_final(start: Callable[..., Run]) -> None:
     run = start(
         """

@@ -83,11 +83,18 @@ def _tell_ready(console: Console, plan: Plan) -> None:
     console.say("ready" + (f"; gRPC on {LOOPBACK}:{grpc}" if grpc else ""))
     if http:
         question = '[{"role": "user", "content": "What is the capital of France?"}]'
-        console.say(f"try: curl http://{LOOPBACK}:{http}/v1/chat/completions -H 'content-type: application/json' \\")
+        key = "-H 'authorization: Bearer KEY' " if _told(plan, "PHLOEM_API_KEYS_FILE") else ""
+        console.say(
+            f"try: curl http://{LOOPBACK}:{http}/v1/chat/completions -H 'content-type: application/json' {key}\\"
+        )
         console.say(f"""       -d '{{"model": "{_served_name(plan)}", "max_tokens": 64, "messages": {question}}}'""")
 
 
 def _served_name(plan: Plan) -> str:
     """The model's name for clients, as the services were told it."""
-    told = next((one.environment for one in plan.instances if "PHLOEM_MODEL" in one.environment), {})
-    return told.get("PHLOEM_SERVED_MODEL_NAME") or short_name(told.get("PHLOEM_MODEL", ""))
+    return _told(plan, "PHLOEM_SERVED_MODEL_NAME") or short_name(_told(plan, "PHLOEM_MODEL"))
+
+
+def _told(plan: Plan, setting: str) -> str:
+    """What the first service that has this setting was told; "" if none has."""
+    return next((one.environment[setting] for one in plan.instances if setting in one.environment), "")

@@ -30,6 +30,7 @@ class ComposeService:
     name: str
     command: tuple[str, ...]
     environment: Mapping[str, str]  # as in a container
+    literal: frozenset[str]  # those of them that the file spells out; the others' values come from who runs it
     overrides: Mapping[str, str]  # what x-phloem sets instead, already true for this machine
     depends_on: Mapping[str, str]  # name -> "service_started" | "service_healthy" | "service_completed_successfully"
     mounts: tuple[Mount, ...]
@@ -74,7 +75,11 @@ def parse(document: Any, *, folder: Path, variables: Mapping[str, str], profiles
     active = list(profiles)
     started = {name: body for name, body in services.items() if _is_active(body, active)}
     secrets = _named(tree, "secrets")
-    read = {name: _service(name, body, started, secrets, folder, variables) for name, body in started.items()}
+    as_written = document["services"]
+    read = {
+        name: _service(name, body, as_written[name], started, secrets, folder, variables)
+        for name, body in started.items()
+    }
     _check_order(read)
     volumes = {name: str((body or {}).get("x-phloem", "")) for name, body in _named(tree, "volumes").items()}
     return ComposeFile(project=str(tree.get("name", folder.name)), services=read, volumes=volumes)
@@ -106,6 +111,7 @@ def _named(tree: Mapping[str, Any], key: str) -> dict[str, Any]:
 def _service(
     name: str,
     body: Any,
+    as_written: Mapping[str, Any],
     started: Mapping[str, Any],
     secrets: Mapping[str, Any],
     folder: Path,
@@ -123,6 +129,7 @@ def _service(
         name=name,
         command=tuple(str(word) for word in local["command"]),
         environment=_environment(name, body.get("environment"), variables),
+        literal=_literal(name, as_written.get("environment")),
         overrides=_environment(name, local.get("environment"), variables),
         depends_on=_depends_on(name, body.get("depends_on"), started),
         mounts=(*_secret_mounts(name, body, secrets, folder), *_volume_mounts(name, body, folder)),
@@ -142,12 +149,21 @@ def _integer(name: str, key: str, value: Any) -> int:
 
 def _environment(name: str, section: Any, variables: Mapping[str, str]) -> dict[str, str]:
     """A variable without a value is passed on from ``variables`` if it is there."""
+    given = {key: variables.get(key) if value is None else value for key, value in _entries(name, section).items()}
+    return {key: value for key, value in given.items() if value is not None}
+
+
+def _literal(name: str, as_written: Any) -> frozenset[str]:
+    return frozenset(k for k, value in _entries(name, as_written).items() if value is not None and "$" not in value)
+
+
+def _entries(name: str, section: Any) -> dict[str, str | None]:
+    """Both forms of ``environment``, read. None: no value is given."""
     if isinstance(section, list):
         section = {key: value if equals else None for key, equals, value in (str(e).partition("=") for e in section)}
     if section is not None and not isinstance(section, dict):
         raise ComposeError(f"services.{name}.environment: expected a mapping or a list")
-    given = {str(key): variables.get(key) if value is None else str(value) for key, value in (section or {}).items()}
-    return {key: value for key, value in given.items() if value is not None}
+    return {str(key): None if value is None else str(value) for key, value in (section or {}).items()}
 
 
 def _depends_on(name: str, section: Any, started: Mapping[str, Any]) -> dict[str, str]:

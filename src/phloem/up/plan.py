@@ -173,7 +173,10 @@ def _instance(body: ComposeService, number: int, local: Local, ports: Mapping[st
     own = machine.root / body.name / "tmp" / str(number)
     own.mkdir(parents=True, exist_ok=True)
     in_container = Local(local.services, local.ports, {**local.paths, "/tmp": str(own)})
-    environment = {key: in_container.text(value) for key, value in body.environment.items()}
+    # Containers have a /tmp of their own, and so has each process here. A path that a person gives is in this machine's.
+    environment = {
+        key: (in_container if key in body.literal else local).text(value) for key, value in body.environment.items()
+    }
     environment.update(body.overrides)
     environment.update({key: str(port) for key, port in ports.items()})
     if machine.broker:

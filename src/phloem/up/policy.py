@@ -16,6 +16,7 @@ BACK_OFF_FIRST_S = 0.2
 BACK_OFF_MOST_S = 5.0
 DEATHS_MOST = 5  # in DEATHS_WINDOW_S: what dies that often won't be cured by one more start
 DEATHS_WINDOW_S = 60.0
+MISUSED = 2  # exit code of a service that can't use a setting: it would say the same after one more start
 
 
 class State(StrEnum):
@@ -92,6 +93,8 @@ class Policy:
         self._kill = False
         self.culprit: str | None = None
         """The instance that was given up on; None if all is well or a person asked to stop."""
+        self.culprit_misused = False
+        """Whether it ended because of a setting."""
 
     @property
     def stopping(self) -> bool:
@@ -121,6 +124,10 @@ class Policy:
             life.state = State.DONE if code == 0 else State.STOPPED
             if code != 0:
                 self._give_up(instance, now)
+        elif code == MISUSED:
+            life.state = State.STOPPED
+            self.culprit_misused = True
+            self._give_up(instance, now)
         else:
             self._bury(life, now)
 

@@ -10,7 +10,7 @@ from anyio.abc import TaskGroup
 
 from .console import Console
 from .plan import Instance, Plan
-from .policy import Action, Kill, Policy, Start, State, Terminate
+from .policy import MISUSED, Action, Kill, Policy, Start, State, Terminate
 from .ports import LOOPBACK
 from .process import Child
 
@@ -38,7 +38,8 @@ class Runner:
         self._cut_short = False
 
     async def run(self) -> int:
-        """Returns the exit code: 0 when all has drained or is done, 130 if a second signal cut that short, 1 if something died too often."""
+        """Returns the exit code: 0 when all has drained or is done, 130 if a second signal cut that short, 1 if something died too often, 2 if
+        a setting was of no use to it."""
         async with anyio.create_task_group() as group:
             group.start_soon(self._signals)
             group.start_soon(self._announce)
@@ -51,7 +52,7 @@ class Runner:
         culprit = self._policy.culprit
         if culprit is not None:
             self._console.show_last(culprit)
-            return 1
+            return MISUSED if self._policy.culprit_misused else 1
         return 130 if self._cut_short else 0
 
     async def _loop(self, group: TaskGroup) -> None:
