@@ -77,9 +77,11 @@ class Outbox:
 
 def weight(frame: TokenFrame) -> int:
     """About how many bytes frame takes in a message."""
-    entries = len(frame.logprobs) + len(frame.prompt_logprobs)
-    top = sum(len(entry.top) for entry in frame.logprobs + frame.prompt_logprobs) if entries else 0
-    return FRAME_BYTES + len(frame.ids) + LOGPROB_BYTES * (entries + top)
+    size = FRAME_BYTES + len(frame.ids)
+    for entries in (frame.logprobs, frame.prompt_logprobs):
+        if entries:
+            size += LOGPROB_BYTES * (len(entries) + sum(len(entry.top) for entry in entries))
+    return size
 
 
 def parts(frames: list[TokenFrame]) -> Iterator[tuple[TokenFrame, ...]]:

@@ -152,11 +152,10 @@ class Request:
     )  # per choice: first output token the gateway lacked when it opened
     missed: int = 0  # lists of live requests of its gateway, in a row, that did not have it
     done_at: float | None = None
+    prompt_tokens: int = field(init=False)  # length of the prompt
 
-    @property
-    def prompt_tokens(self) -> int:
-        """Length of the prompt."""
-        return len(self.ids) // TOKEN_BYTES
+    def __post_init__(self) -> None:
+        self.prompt_tokens = len(self.ids) // TOKEN_BYTES
 
     @property
     def done(self) -> bool:

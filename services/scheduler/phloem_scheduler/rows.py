@@ -71,5 +71,6 @@ class Row:
     @property
     def filled_pages(self) -> int:
         """Whole pages whose KV is final: of known tokens once planned, of drawn ones once the draw after them is committed."""
-        tokens = self.computed if self.choice.length == self.known_tokens else self.choice.length - 1
+        length = self.choice.length
+        tokens = self.computed if length == self.known_tokens else length - 1
         return tokens // self.worker.cache.page_size
