@@ -10,6 +10,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from phloem.tree.command import tree
+from phloem_bus.extras import advice
 
 app = typer.Typer(
     name="phloem",
@@ -91,7 +92,7 @@ def up(
     try:
         from phloem.up.app import up as run
     except ModuleNotFoundError as error:
-        fail("up", ModuleNotFoundError(f"needs {error.name}: pip install 'phloem[all]'"))
+        fail("up", ModuleNotFoundError(advice(error, "all")))
     from phloem.up.errors import UpError
 
     flags = {"PHLOEM_MODEL": model, "PHLOEM_HTTP_PORT": http_port, "PHLOEM_GRPC_PORT": grpc_port}
@@ -115,7 +116,7 @@ app.command()(tree)
 
 def _unavailable(verb: str, purpose: str, error: ModuleNotFoundError) -> None:
     """Stand in for a verb whose packages are not installed, and say so when it is asked for."""
-    needs = f"needs {error.name}: pip install 'phloem[all]'"
+    needs = advice(error, "all")
 
     @app.command(name=verb, help=f"{purpose} ({needs})", context_settings={"ignore_unknown_options": True})
     def unavailable(arguments: Annotated[list[str] | None, typer.Argument(hidden=True)] = None) -> None:

@@ -40,7 +40,8 @@ ServedModelName = Annotated[
     typer.Option(
         "--served-model-name",
         envvar="PHLOEM_SERVED_MODEL_NAME",
-        help="The model's name for clients. [default: the model's short name]",
+        help="The model's name for clients.",
+        show_default="the model's short name",
     ),
 ]
 NatsUrl = Annotated[
@@ -81,7 +82,8 @@ Instance = Annotated[
     typer.Option(
         "--instance",
         envvar="PHLOEM_INSTANCE",
-        help="This instance's name on the bus. [default: the role and random digits]",
+        help="This instance's name on the bus.",
+        show_default="the role and random digits",
         rich_help_panel=_BUS,
     ),
 ]

@@ -52,6 +52,27 @@ def test_what_is_not_in_the_extra_cannot_be_imported(tmp_path: Path) -> None:
     assert done.stdout == "torch\n"
 
 
+@pytest.mark.parametrize(
+    ("command", "extra"),
+    [
+        (("phloem_gateway",), "gateway"),
+        (("phloem_tokenizer",), "tokenizer"),
+        (("phloem_grammar",), "grammar"),
+        (("phloem", "serve", "--model", "tiny", "--http-port", "0", "--grpc-port", "-1"), "all"),
+        (("phloem", "up"), "all"),
+    ],
+)
+def test_a_missing_extra_is_named_in_one_line(tmp_path: Path, command: tuple[str, ...], extra: str) -> None:
+    write_site(tmp_path / "site", "scheduler")
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    done = subprocess.run(
+        [sys.executable, "-m", *command], env=environ, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.endswith(f": install Phloem with the extra '{extra}'\n")
+    assert done.stderr.count("\n") == 1
+
+
 def changed_compose(root: Path, folder: Path, change: Callable[[str, dict[str, Any]], None]) -> Path:
     """The deployment, with ``change(service, its x-phloem entry)`` applied."""
     shutil.copytree(root / "deploy", folder / "deploy", ignore=shutil.ignore_patterns("secrets"))

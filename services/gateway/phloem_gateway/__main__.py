@@ -7,11 +7,13 @@ from typing import Annotated
 
 import typer
 
-from phloem_bus import options, run
+from phloem_bus import extras, options, run
 from phloem_proto.subjects import Role
 
 from .config import GatewayConfig
-from .service import GatewayService
+
+with extras.extra("gateway"):
+    from .service import GatewayService
 
 DEFAULTS = GatewayConfig()
 _LIMITS = "Limits"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import typer
 
-from phloem_bus import options
+from phloem_bus import extras, options
 from phloem_bus.run import add_probe, config_errors, run_service
-from phloem_grammar.config import PRIORITIES, GrammarConfig
-from phloem_grammar.service import GrammarService
 from phloem_proto.subjects import Role
+
+with extras.extra("grammar"):
+    from phloem_grammar.config import PRIORITIES, GrammarConfig
+    from phloem_grammar.service import GrammarService
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 add_probe(app)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import typer
 
-from phloem_bus import options
+from phloem_bus import extras, options
 from phloem_bus.run import add_probe, config_errors, run_service
 from phloem_proto.subjects import Role
-from phloem_tokenizer.config import MAX_CALLS, TokenizerConfig
-from phloem_tokenizer.service import TokenizerService
-from phloem_tokenizer.streams import MAX_STREAMS
+
+with extras.extra("tokenizer"):
+    from phloem_tokenizer.config import MAX_CALLS, TokenizerConfig
+    from phloem_tokenizer.service import TokenizerService
+    from phloem_tokenizer.streams import MAX_STREAMS
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 add_probe(app)

@@ -6,7 +6,7 @@ import os
 
 import typer
 
-from phloem_bus import options
+from phloem_bus import extras, options
 from phloem_bus.run import config_errors
 from phloem_gateway.config import GatewayConfig
 from phloem_gpu_worker.config import WorkerConfig
@@ -109,8 +109,9 @@ def serve(
     # The grammar service starts its children by fork and exec; gRPC's own preparations for a fork are of no use then, and noisy.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
     # Only now: it loads torch, and `phloem --help` should not wait for that.
-    from .app import serve as run
-    from .settings import ServeSettings
+    with extras.extra("all"):
+        from .app import serve as run
+        from .settings import ServeSettings
 
     settings = ServeSettings(model, common.served_model_name, gateway, scheduler, worker)
     code = run(

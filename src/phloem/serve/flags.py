@@ -46,7 +46,8 @@ ApiKeysFile = Annotated[
     typer.Option(
         "--api-keys-file",
         envvar="PHLOEM_API_KEYS_FILE",
-        help="File with one API key per line. [default: everybody may call]",
+        help="File with one API key per line.",
+        show_default="everybody may call",
         rich_help_panel=_EDGE,
     ),
 ]
@@ -55,7 +56,8 @@ CorsOrigins = Annotated[
     typer.Option(
         "--cors-origins",
         envvar="PHLOEM_CORS_ORIGINS",
-        help="Browser origins, with commas; * = any. [default: CORS off]",
+        help="Browser origins, with commas; * = any.",
+        show_default="none",
         rich_help_panel=_EDGE,
     ),
 ]
