@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
+from typing import Any
 
-import click
 import pytest
 import typer
 
@@ -15,7 +15,7 @@ ROOTS = {name: f"phloem_{name.replace('-', '_')}.__main__" for name in OURS} | {
 VERBS = ("serve", "up", "pull", "tree", "version")
 
 
-def commands(name: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
+def commands(name: str, command: Any) -> Iterator[tuple[str, Any]]:
     """The command and the verbs below it."""
     yield name, command
     below = getattr(command, "commands", {})
