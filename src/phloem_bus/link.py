@@ -257,7 +257,7 @@ class Links:
         """End ``link`` and tell its owner, once. One that is still opening is left to `connect`."""
         if not link.open:
             return
-        _log.info("the link to %s %s is gone: it %s", link.peer_role, link.peer_instance, reason)
+        _log.info("the link to %s %s ended: it %s", link.peer_role, link.peer_instance, reason)
         self._forget(link, farewell=True)
         link.gone()
 

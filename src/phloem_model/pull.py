@@ -32,7 +32,6 @@ def pull(model: str, progress: Progress = _log.info) -> Path:
         raise ModelNotFound(f"no model {model!r} to pull; there are: {', '.join(sorted(CATALOGUE))}")
     target = cache_root() / "models" / model / entry.file_name
     if _is_there(target, entry):
-        progress(f"{model}: already in {target}")
         return target
     with locked(model, on_wait=lambda: progress(f"{model}: another process is fetching it; waiting")):
         if not _is_there(target, entry):

@@ -96,6 +96,7 @@ def test_it_says_how_to_try_it_and_lets_a_stream_finish(tmp_path: Path) -> None:
         assert '"length"' in "".join(rest[-4:])
         assert server.process.wait(DEADLINE_S) == 0
         assert not ready.exists()
+    assert " is here" not in server.text, "five services of one process need no introduction"
 
 
 def test_a_second_signal_cuts_it_short(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ _log = logging.getLogger("phloem.serve")
 def serve(settings: ServeSettings, *, log_format: str, log_level: str, drain_s: float, ready_file: Path | None) -> int:
     """Serve until told to stop. Returns the exit code: 0 drained, 1 failed, 2 a setting can't be used, 130 a second signal cut it short."""
     log.configure("phloem", style=log_format, level=log_level)
+    if log_level == "info":  # who is here and who left is news between processes only
+        logging.getLogger("phloem.bus").setLevel(logging.WARNING)
     sys.setswitchinterval(SWITCH_S)
     try:
         return anyio.run(
