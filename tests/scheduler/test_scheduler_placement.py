@@ -119,6 +119,34 @@ def test_prompts_that_are_still_to_be_computed_count_as_load() -> None:
     assert all(where(world, rid) != busy for rid in others)
 
 
+def test_a_long_prompt_that_was_just_placed_counts_for_the_next_choice() -> None:
+    world = several(1, settings={"chunk_tokens": 16})
+    for number in range(2):
+        world.open([1 + number] * 4, max_tokens=50, ignore_eos=True)
+    world.steps(3)
+    world.join("w1", FakeWorker(profile(page_size=4, pages=200)))
+    long, short = world.open([31] * 400, max_tokens=1), world.open([32] * 8, max_tokens=4, ignore_eos=True)
+    world.turn()
+    assert (where(world, long), where(world, short)) == ("w1", "w0")
+
+
+def test_what_a_worker_is_computing_is_waited_for_there_although_a_busy_one_has_it() -> None:
+    stem = [1 + at % 30 for at in range(64)]
+    world = several(1, {"w0": [stem]}, settings={"chunk_tokens": 16})
+    for number in range(10):
+        world.open([*stem, 31, number], max_tokens=60, ignore_eos=True)
+    world.steps(8)
+    assert len(world.core.workers["w0"].rows) == 10
+    world.join("w1", FakeWorker(profile(page_size=4, pages=200)))
+    first = world.open([*stem, 32], max_tokens=1)
+    world.turn()
+    assert where(world, first) == "w1"
+    second = world.open([*stem, 33], max_tokens=1)
+    world.finish()
+    assert world.workers["w1"].computed == 64 + 2
+    assert [world.outputs[rid, 0] for rid in (first, second)] == [text([*stem, tail], 1) for tail in (32, 33)]
+
+
 def test_only_one_worker_is_no_choice() -> None:
     world = several(1)
     world.open(STEM, max_tokens=1)
