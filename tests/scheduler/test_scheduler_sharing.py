@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from phloem_proto.codec import unpack_ids
-from phloem_proto.messages import Plan, SamplingParams, SlotOpen
+from phloem_proto.messages import Plan, Result, RowFailure, SamplingParams, SlotOpen
 from phloem_scheduler.eviction import EVICTION
 from phloem_scheduler.policy import POLICIES
 from phloem_scheduler.settings import Settings
@@ -419,3 +419,24 @@ def test_what_fits_the_largest_worker_is_taken_and_what_fits_none_is_refused_wit
     assert "at most 80" in error.message
     world.finish()
     assert world.ends[fits, 0].reason == "length"
+
+
+def test_pages_of_rows_that_failed_are_read_by_nobody_new() -> None:
+    world = World(Settings(chunk_tokens=64, depth=1), profile(pages=64, page_size=4))
+    healthy = world.open([3] * 9, max_tokens=1)
+    world.finish()
+    broken = [world.open([3] * 8 + [9] * 12, max_tokens=5) for _ in range(2)]
+    world.turn()
+    plan = world.plans["w0"].popleft()
+    result = world.worker.run(plan)
+    rows = range(len(result.yields))
+    assert len(rows) == 2, "both read the same pages in one plan"
+    failures = tuple(RowFailure(row, "nan", "not a number") for row in rows)
+    world.core.result("w0", Result(result.step, bytes(len(rows)), b"", failures=failures))
+    world.turn()
+    assert all(world.ends[rid, 0].reason == "error" for rid in broken)
+    assert world.core.tree.size == 0
+    for rid in (healthy, *broken):
+        world.cancel(rid)
+    world.finish()
+    world.assert_empty()

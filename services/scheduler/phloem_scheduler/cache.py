@@ -92,6 +92,10 @@ class Cache:
         self.evicted_pages += len(pages)
         return len(pages)
 
+    def forget(self, node: Node) -> None:
+        """What is in the pages of node's path is not to be trusted: nobody new may read them."""
+        self.pool.from_tree(self.tree.forget(self.shelf, node))
+
     def give_back(self, pages: array[int]) -> None:
         """A request's own pages become free."""
         self.pool.give_back(pages)

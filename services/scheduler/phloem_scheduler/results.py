@@ -48,6 +48,8 @@ class Results:
                 take_logprobs(row, logprobs[index])
             if index in failures:
                 self.life.end(row.choice, failed(failures[index].code, failures[index].message))
+                if failures[index].code == "nan":
+                    worker.cache.forget(row.node)
             elif plan.draws[index]:
                 self._drawn(worker, row, tokens, index in ended)
             if not row.opened:
