@@ -478,7 +478,8 @@ class Core:
 
     def next_wakeup(self, now: float) -> float | None:
         """When `decide` should be called although nothing happens; None if only events matter."""
-        if self._leaving or self._slices or self.ledger.overdue(now) or (self._flushes and self.idle):
+        more = self._leaving or self._slices or self.events.under_way or self.ledger.overdue(now)
+        if more or (self._flushes and self.idle):
             return now
         waits = self.ledger.requests or self._flushes or self._unlinked or len(self.pins) or self.events.watched
         return now + 0.25 if waits else None

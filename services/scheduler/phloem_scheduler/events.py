@@ -2,6 +2,9 @@
 
 A block is a page. Its hash covers the namespace, everything before it and its own tokens (64 bits of BLAKE2b, chained), so equal hashes mean
 equal prefixes on any worker. Nothing is hashed or kept while nobody watches.
+
+A snapshot of a large cache is made a part per pass. What changes meanwhile is told after it, although the snapshot may show it already: who
+applies everything in order, and takes stored blocks that are known and removed ones that are not as they come, has what is there.
 """
 
 from __future__ import annotations
@@ -12,13 +15,16 @@ from collections.abc import Iterable, Iterator
 
 from phloem_proto.messages import KvEvent, KvEvents
 
-from .node import TOKEN_BYTES, Namespace, Node, walk
+from .node import TOKEN_BYTES, Namespace, Node
 from .shelf import Shelf
+from .snapshot import Snapshot
 from .tree import RadixTree
 
 WATCH_S = 10.0
 # Blocks in one message: about 1 MB with their tokens at 16 tokens per page.
 BLOCKS_PER_MESSAGE = 8192
+# Blocks that one pass hashes for a snapshot: some 5 ms.
+BLOCKS_PER_PASS = 4096
 # Gateways that watch; each costs one entry.
 MOST_WATCHERS = 64
 _MASK = 2**64 - 1
@@ -49,11 +55,18 @@ class Events:
         self._watchers: dict[str, float] = {}
         self._out: list[KvEvents] = []
         self._tree: RadixTree | None = None
+        self._asked: dict[Shelf, None] = {}  # whose snapshots are to be made
+        self._snapshot: Snapshot | None = None  # the one that is being made
 
     @property
     def watched(self) -> bool:
         """Whether anybody watches."""
         return bool(self._watchers)
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a snapshot is being made: each `take` goes on with it."""
+        return self._snapshot is not None or bool(self._asked)
 
     # --- Workers ------------------------------------------------------------------------------------------------------------
 
@@ -65,6 +78,9 @@ class Events:
     def gone(self, shelf: Shelf) -> None:
         """Its session is over: all it had is lost at once, however long the tree takes to forget it."""
         self.cleared(shelf)
+        self._asked.pop(shelf, None)
+        if self._snapshot is not None and self._snapshot.shelf is shelf:
+            self._snapshot = None
         stream = self._streams.pop(shelf, None)
         if stream is not None:
             self._flush(shelf, stream)
@@ -105,9 +121,10 @@ class Events:
         self._watchers[watcher] = now + WATCH_S
         self.attach(tree)
         if snapshot:
-            for shelf, stream in self._streams.items():
-                self._flush(shelf, stream)
-                self._out.extend(self._snapshot(shelf, stream, tree))
+            first = not self.under_way
+            self._asked.update(dict.fromkeys(self._streams))
+            if first:
+                self._go_on()
         return True
 
     def attach(self, tree: RadixTree) -> None:
@@ -116,21 +133,30 @@ class Events:
             self._tree = tree
             tree.watcher = self
 
-    def _snapshot(self, shelf: Shelf, stream: Stream, tree: RadixTree) -> Iterator[KvEvents]:
-        part: list[KvEvent] = []
-        blocks, kind = 0, 1
-        for root in tree.roots.values():
-            for node in walk(root):
-                if shelf not in node.copies:
-                    continue
-                event = _stored(node, 0, tree.page_size)
-                part.append(event)
-                blocks += len(event.hashes) // 8
-                if blocks >= BLOCKS_PER_MESSAGE:
-                    yield self._message(stream, part, kind)
-                    part, blocks, kind = [], 0, 2
-        if part or kind == 1:
-            yield self._message(stream, part, kind)
+    def _go_on(self) -> None:
+        """Make the next part of the snapshots that were asked for; all of them, if they are small."""
+        left = BLOCKS_PER_PASS
+        while left > 0 and self.under_way:
+            left -= self._tell(self._snapshot or self._begin(), left)
+
+    def _begin(self) -> Snapshot:
+        assert self._tree is not None
+        shelf = next(iter(self._asked))
+        del self._asked[shelf]
+        self._flush(shelf, self._streams[shelf])
+        self._snapshot = Snapshot(shelf, self._tree)
+        return self._snapshot
+
+    def _tell(self, snapshot: Snapshot, most: int) -> int:
+        """One message with the next part of a snapshot; returns how many blocks are in it."""
+        assert self._tree is not None
+        events = [_stored(node, 0, self._tree.page_size) for node in snapshot.part(most)]
+        if events or not snapshot.begun:
+            self._out.append(self._message(self._streams[snapshot.shelf], events, 2 if snapshot.begun else 1))
+            snapshot.begun = True
+        if snapshot.done:
+            self._snapshot = None
+        return sum(len(event.hashes) // 8 for event in events)
 
     def expire(self, now: float) -> None:
         """Forget watchers that did not renew; without any, nothing is collected."""
@@ -140,6 +166,8 @@ class Events:
             self._tree.watcher = None
             self._tree = None
             self._out = []
+            self._asked.clear()
+            self._snapshot = None
             for stream in self._streams.values():
                 stream.pending, stream.blocks = [], 0
 
@@ -149,20 +177,38 @@ class Events:
         """Messages to publish, in order."""
         if not self._watchers:
             return ()
+        self._go_on()
         for shelf, stream in self._streams.items():
             self._flush(shelf, stream)
         out, self._out = self._out, []
         return out
 
     def _flush(self, shelf: Shelf, stream: Stream) -> None:
-        if stream.pending:
+        """Tell what has changed, unless it has to wait for the end of a snapshot."""
+        if self._snapshot is not None and self._snapshot.shelf is shelf:
+            return
+        for events in runs(stream.pending):
             stream.seq += 1
-            self._out.append(self._message(stream, stream.pending, 0))
-            stream.pending, stream.blocks = [], 0
+            self._out.append(self._message(stream, events, 0))
+        stream.pending, stream.blocks = [], 0
 
     def _message(self, stream: Stream, events: list[KvEvent], snapshot: int) -> KvEvents:
         assert self._tree is not None
         return KvEvents(stream.worker, stream.incarnation, stream.seq, self._tree.page_size, tuple(events), snapshot)
+
+
+def runs(events: list[KvEvent]) -> Iterator[list[KvEvent]]:
+    """events in order, in runs of about `BLOCKS_PER_MESSAGE` blocks."""
+    run: list[KvEvent] = []
+    blocks = 0
+    for event in events:
+        run.append(event)
+        blocks += len(event.hashes) // 8
+        if blocks >= BLOCKS_PER_MESSAGE:
+            yield run
+            run, blocks = [], 0
+    if run:
+        yield run
 
 
 def _stored(node: Node, start: int, page_size: int) -> KvEvent:
