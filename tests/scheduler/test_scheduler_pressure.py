@@ -223,6 +223,23 @@ def test_the_pace_finds_base_and_slope_and_bounds_the_chunk() -> None:
     assert pace.line() == pytest.approx((5.0, 0.25))
 
 
+def test_prompts_advance_although_decoding_alone_takes_longer_than_a_chunk_may() -> None:
+    pace = Pace(1000)
+    for tokens in (10, 200, 50, 400, 300, 20):
+        pace.measured(tokens, 100 + tokens * 0.5)
+    assert pace.tokens_within(50, 16) == (100 + 8) // 2 * 2
+
+
+def test_a_budget_does_not_keep_itself_small() -> None:
+    """A step costs 40 ms and 0.1 ms a token: 100 tokens fit into 50 ms. Steps of one size must not hide that for ever."""
+    pace, tokens = Pace(2000), 16
+    for _ in range(300):
+        pace.measured(tokens, 40 + 0.1 * tokens)
+        tokens = pace.tokens_within(50, 0)
+    assert tokens >= 100
+    assert pace.line()[1] == pytest.approx(0.1, rel=0.2)
+
+
 def test_a_chunk_budget_in_milliseconds_follows_the_worker() -> None:
     world = World(Settings(chunk_ms=10), profile(page_size=4, pages=400, max_step_tokens=1000), forward_ms=0.25)
     world.open([1 + at % 30 for at in range(1000)], max_tokens=1)

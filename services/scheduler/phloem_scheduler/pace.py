@@ -9,6 +9,7 @@ from __future__ import annotations
 FADE = 0.98  # half of the weight is on the last 34 steps
 # Standard deviation of the steps' sizes from which on their slope is believed: a share of their mean, and so many tokens.
 LEAST_SPREAD, LEAST_SPREAD_TOKENS = 0.5, 5.0
+STALE_STEPS = 32  # since the slope was last believed: from then on budgets are doubled, so that sizes differ again
 FIRST_TOKENS = 128  # before anything is measured: 90 % of a CPU's peak rate, and short on a GPU
 
 
@@ -19,6 +20,7 @@ class Pace:
         self.max_step_tokens = max_step_tokens
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
         self._slope = 0.0  # the last that was believed; 0 = none yet
+        self._stale = 0  # steps since
 
     def measured(self, tokens: int, milliseconds: float) -> None:
         """Take in one step. Steps without tokens or without a time say nothing."""
@@ -33,6 +35,9 @@ class Pace:
         variance = self._xx / self._weight - mean_x * mean_x
         if variance > max(LEAST_SPREAD * mean_x, LEAST_SPREAD_TOKENS) ** 2:
             self._slope = max(0.0, (self._xy / self._weight - mean_x * mean_y) / variance)
+            self._stale = 0
+        else:
+            self._stale += 1
 
     def line(self) -> tuple[float, float]:
         """(base, each) in milliseconds; (0, 0) before anything was measured."""
@@ -44,8 +49,17 @@ class Pace:
         return mean_y - each * mean_x, each
 
     def tokens_within(self, milliseconds: float, decode_rows: int) -> int:
-        """Known tokens that a step may take beside so many decode rows to last about so long; 0 or less if there is no time for any."""
+        """Known tokens that a step may take beside so many decode rows to last about so long.
+
+        Prompts get half of that time in any case, and half of what the step takes without them: else, where decoding alone takes longer,
+        they would hardly advance, and whoever waits would pay for each step's fixed cost again and again.
+
+        Without that, a budget could keep itself small: steps of one size say nothing of what a token costs, all is blamed on the tokens, and
+        few are let in. So a budget is doubled when nothing was learnt for long.
+        """
         base, each = self.line()
         if not each:
             return FIRST_TOKENS
-        return int((milliseconds - base) / each) - decode_rows
+        taken = base + each * decode_rows
+        spare = max(milliseconds - taken, milliseconds / 2, taken / 2)
+        return int(spare / each) * (2 if self._stale >= STALE_STEPS else 1)

@@ -10,7 +10,8 @@ class Settings:
     """All of it has a default; `config.py` validates what comes from flags and variables."""
 
     chunk_ms: float = 50.0
-    """How long a step may take when prompts are computed in it, so how long a running stream waits for others' prompts."""
+    """How long a step may take when prompts are computed in it, so how long a running stream waits for others' prompts. They get half of it, and
+    half of what the step takes without them, in any case."""
     chunk_tokens: int | None = None
     """A fixed number of prompt tokens per step instead."""
     max_running: int = 256
