@@ -1,4 +1,4 @@
-"""Sixteen chats at once, with the official asynchronous `openai` client; they are computed in one batch.
+"""Sixteen chats at once, with the official asynchronous `openai` client; they are computed in one batch: a step makes a token of each that is under way.
 
 Run `phloem serve` first. PHLOEM_URL says where it is (default http://127.0.0.1:8000), PHLOEM_API_KEY its key if it has one.
 """
@@ -7,9 +7,18 @@ import asyncio
 import os
 import time
 
+import httpx
 from openai import AsyncOpenAI
 
 COUNT = 16
+BASE = os.environ.get("PHLOEM_URL", "http://127.0.0.1:8000")
+KEY = os.environ.get("PHLOEM_API_KEY", "none")
+
+
+def counter(name: str) -> float:
+    """A counter of the scheduler's, as the metrics tell it."""
+    page = httpx.get(f"{BASE}/metrics", headers={"authorization": f"Bearer {KEY}"}).raise_for_status().text
+    return sum(float(line.split()[-1]) for line in page.splitlines() if line.startswith(f"phloem_scheduler_{name}"))
 
 
 async def ask(client: AsyncOpenAI, model: str, number: int) -> tuple[str, int]:
@@ -24,18 +33,25 @@ async def ask(client: AsyncOpenAI, model: str, number: int) -> tuple[str, int]:
     return reply.choices[0].message.content or "", reply.usage.completion_tokens
 
 
-async def main() -> None:
-    base = os.environ.get("PHLOEM_URL", "http://127.0.0.1:8000")
-    async with AsyncOpenAI(base_url=f"{base}/v1", api_key=os.environ.get("PHLOEM_API_KEY", "none")) as client:
+async def ask_all() -> list[tuple[str, int]]:
+    async with AsyncOpenAI(base_url=f"{BASE}/v1", api_key=KEY) as client:
         model = (await client.models.list()).data[0].id
-        start = time.perf_counter()
-        answers = await asyncio.gather(*(ask(client, model, number) for number in range(COUNT)))
-        seconds = time.perf_counter() - start
+        return await asyncio.gather(*(ask(client, model, number) for number in range(COUNT)))
+
+
+def main() -> None:
+    tokens_before, steps_before = counter("output_tokens_total"), counter("steps_total")
+    start = time.perf_counter()
+    answers = asyncio.run(ask_all())
+    seconds = time.perf_counter() - start
     for number, (text, _) in enumerate(answers):
         print(f"{number + 1:2}: {text[:90]!r}")
     tokens = sum(count for _, count in answers)
-    print(f"{COUNT} answers, {tokens} tokens in {seconds:.2f} s: {tokens / seconds:.0f} tokens/s")
+    while counter("output_tokens_total") < tokens_before + tokens:  # the scheduler tells it a few times a second
+        time.sleep(0.1)
+    steps = counter("steps_total") - steps_before
+    print(f"{COUNT} answers, {tokens} tokens in {seconds:.2f} s and {steps:.0f} steps: {tokens / seconds:.0f} tokens/s")
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    main()
