@@ -1,4 +1,4 @@
-"""Sixteen chats at once, with the official asynchronous `openai` client; they are computed in one batch: a step makes a token of each that is under way.
+"""Sixteen chats at once, with the official asynchronous `openai` client; they are computed in one batch, so steps are far fewer than tokens.
 
 Run `phloem serve` first. PHLOEM_URL says where it is (default http://127.0.0.1:8000), PHLOEM_API_KEY its key if it has one.
 """
