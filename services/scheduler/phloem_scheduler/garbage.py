@@ -8,7 +8,8 @@ free without; only the libraries around it may leave some. So full collections a
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import anyio
 
@@ -21,19 +22,26 @@ NEVER = 1 << 30
 """Collections of the middle generation before the interpreter makes a full one of its own accord."""
 
 
-async def collect_when_idle(idle: Callable[[], bool]) -> None:
-    """Keep full collections out of the way until cancelled."""
+@contextmanager
+def only_young() -> Iterator[None]:
+    """No full collections meanwhile, unless they are asked for. What is there now is not looked at even by those."""
     thresholds = gc.get_threshold()
     gc.collect()
-    gc.freeze()  # what the start has made stays as long as the process does
+    gc.freeze()
     gc.set_threshold(*thresholds[:2], NEVER)
     try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
+
+
+async def collect_when_idle(idle: Callable[[], bool]) -> None:
+    """Keep full collections out of the way until cancelled. What the start has made stays as long as the process does."""
+    with only_young():
         last = anyio.current_time()
         while True:
             await anyio.sleep(LOOK_S)
             if anyio.current_time() - last >= (IDLE_S if idle() else BUSY_S):
                 gc.collect()
                 last = anyio.current_time()
-    finally:
-        gc.set_threshold(*thresholds)
-        gc.unfreeze()
