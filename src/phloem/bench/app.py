@@ -14,7 +14,7 @@ from rich.console import Console
 from .policy.command import policy
 
 app = typer.Typer(
-    help="Measure servers, start peers to measure against, measure our own overlap, compare queue policies.",
+    help="Measure servers, start peers to measure against, measure our own overlap and radix tree, compare queue policies.",
     no_args_is_help=True,
 )
 
@@ -31,7 +31,7 @@ def _fail(message: object, code: int = 1) -> NoReturn:
 
 @app.callback()
 def bench() -> None:
-    """Measure servers, start peers to measure against, measure our own overlap, compare queue policies."""
+    """Measure servers, start peers to measure against, measure our own overlap and radix tree, compare queue policies."""
 
 
 @app.command()
@@ -213,6 +213,34 @@ def overlap(
 app.command()(policy)
 
 
+@app.command()
+def radix(
+    sizes: Annotated[
+        str, typer.Option(help="Cached prompts, and as many waiting requests; commas between.")
+    ] = "10,1000,10000,100000",
+    repeat: Annotated[int, typer.Option(help="Samples of each operation.")] = 1000,
+    page_size: Annotated[int, typer.Option(help="Tokens per page.")] = 16,
+    seed: Annotated[int, typer.Option(help="Seed of prompts and of the order of operations.")] = 0,
+    output: Annotated[Path | None, typer.Option(help="Write everything to this JSON file.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
+) -> None:
+    """Measure the scheduler's tree and queue by size, beside matching and sorting all at each pass, and whole passes without a device.
+
+    Everything is CPU time of one thread. Exit code 0 whatever the figures are; the last table says which aims hold.
+    """
+    with _parts():
+        from .radix.command import command
+        from .radix.run import RadixPlan
+    try:
+        plan = RadixPlan(_numbers("--sizes", sizes), repeat, page_size, seed)
+    except ValueError as error:
+        _fail(error, 2)
+    try:
+        command(plan, output=output, quiet=quiet, console=Console())
+    except OSError as error:
+        _fail(error)
+
+
 @contextmanager
 def _parts() -> Iterator[None]:
     """Import what a command needs; if something is not installed, one line says so."""
@@ -226,6 +254,13 @@ def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> str:
     if value not in allowed:
         _fail(f"{option} must be one of {', '.join(allowed)}", 2)
     return value
+
+
+def _numbers(option: str, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        _fail(f"{option} must be whole numbers with commas between", 2)
 
 
 def _json_object(option: str, text: str | None) -> dict[str, Any]:

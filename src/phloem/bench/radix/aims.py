@@ -1,0 +1,66 @@
+"""What the tree and the queue are to be good for, and whether it holds here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .run import RadixOutcome, Scene
+
+USUAL_WAITING = 10_000
+"""The queue depth that those of picking are about."""
+MATCHED_TOKENS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """One aim: ``value`` is at most (or, if ``least``, at least) ``limit``."""
+
+    text: str
+    value: float
+    limit: float
+    unit: str
+    least: bool = False
+
+    @property
+    def holds(self) -> bool:
+        return self.value >= self.limit if self.least else self.value <= self.limit
+
+
+def aims(outcome: RadixOutcome) -> list[Aim]:
+    """Those that the outcome says something about."""
+    grouped = [scene for scene in outcome.scenes if scene.shape.name == "grouped"]
+    found: list[Aim] = []
+    if grouped:
+        small = min(grouped, key=lambda scene: scene.shape.size)
+        deep = [scene for scene in grouped if scene.shape.size >= USUAL_WAITING]
+        if deep:
+            found += _of_picks(small, min(deep, key=lambda scene: scene.shape.size))
+        matches = [figure.p50_us for scene in grouped if (figure := scene.tree[f"match_{MATCHED_TOKENS}"]) is not None]
+        found.append(Aim(f"a cached prompt of {MATCHED_TOKENS:,} tokens is found", max(matches), 100, "us"))
+    if outcome.passes:
+        slowest = max(one.ms_per_64_rows for one in outcome.passes)
+        found.append(Aim("a whole pass, median, for each 64 rows", slowest, 1, "ms"))
+    if outcome.worst:
+        found.append(Aim("the longest call", max(one.longest_ms for one in outcome.worst), 20, "ms"))
+    return found
+
+
+def _of_picks(small: Scene, deep: Scene) -> Iterator[Aim]:
+    there = f"with {deep.shape.size:,} waiting"
+    if (growth := pick_growth(small, deep)) is not None:
+        yield Aim(f"a pick {there} / one with {small.shape.size:,}", growth, 3, "x")
+    if (gain := textbook_gain(deep)) is not None:
+        yield Aim(f"a textbook pass / a pick {there}", gain, 100, "x", least=True)
+
+
+def pick_growth(small: Scene, large: Scene) -> float | None:
+    """How many times as long a pick takes in the larger queue."""
+    a, b = small.queue["pick"], large.queue["pick"]
+    return b.p50_us / a.p50_us if a is not None and b is not None and a.p50_us else None
+
+
+def textbook_gain(scene: Scene) -> float | None:
+    """How many picks one pass of the textbook's takes."""
+    ours, textbook = scene.queue["pick"], scene.queue["textbook"]
+    return textbook.p50_us / ours.p50_us if ours is not None and textbook is not None and ours.p50_us else None
