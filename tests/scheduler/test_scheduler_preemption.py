@@ -30,9 +30,9 @@ def crowded(slots: int, **settings: object) -> World:
 
 
 def tight(pages: int, **settings: object) -> World:
-    """Slots for everybody, but few pages; nothing is set aside for rows that run."""
+    """Slots for everybody, but few pages; nothing is set aside for rows that run, unless settings say so."""
     return World(
-        Settings(chunk_tokens=256, reserve=0.0, depth=1, **settings),  # type: ignore[arg-type]
+        Settings(**{"chunk_tokens": 256, "reserve": 0.0, "depth": 1} | settings),  # type: ignore[arg-type]
         profile(page_size=4, pages=pages, slots=16),
     )
 
@@ -288,7 +288,7 @@ class Crowd:
 
     def __init__(self, seed: int) -> None:
         rng = random.Random(seed)
-        self.world = tight(pages=rng.choice([30, 60, 90]), preempt_above=10)
+        self.world = tight(pages=rng.choice([30, 60, 90]), reserve=rng.choice([0.0, 0.7]), preempt_above=10)
         stem = [1 + at % 30 for at in range(80)]
         self.rids: list[bytes] = []
         for _ in range(rng.randrange(1, 8)):

@@ -125,6 +125,20 @@ def test_siblings_of_siblings_share_at_every_level() -> None:
     leave_nothing(world, *rids)
 
 
+@pytest.mark.parametrize("workers", [2, 3])
+def test_no_second_worker_computes_what_one_is_computing(workers: int) -> None:
+    """Cold siblings come while others are idle: they wait for the one that computes their prefix, and go there."""
+    world = World(Settings(chunk_tokens=16), profile(page_size=4, pages=200), workers=workers)
+    shared = SHARED * 4
+    rids = [world.open([*shared, tail], max_tokens=1) for tail in (30, 31)]
+    world.turn()
+    world.step("w0")
+    rids.append(world.open([*shared, 32], max_tokens=1))
+    world.finish()
+    assert sum(worker.computed for worker in world.workers.values()) == 256 + 3
+    assert all(world.outputs[rid, 0] == text([*shared, 30 + number], 1) for number, rid in enumerate(rids))
+
+
 # --- The leader goes ----------------------------------------------------------------------------------------------------
 
 
