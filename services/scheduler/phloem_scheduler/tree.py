@@ -296,7 +296,9 @@ class RadixTree:
     def forget(self, shelf: Shelf, node: Node) -> array[int]:
         """Take node's path off shelf, from its end on, as far as nobody else uses it; returns the ids of these pages."""
         freed: array[int] = array("I")
-        while node.parent is not None and (copy := node.copies.get(shelf)) is not None and not (copy.locks or copy.kids):
+        while (
+            node.parent is not None and (copy := node.copies.get(shelf)) is not None and not (copy.locks or copy.kids)
+        ):
             freed.extend(copy.pages)
             parent = node.parent
             self._drop(shelf, node)
