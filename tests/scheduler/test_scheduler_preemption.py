@@ -227,6 +227,20 @@ def test_what_several_victims_share_is_free_once_all_of_them_go() -> None:
     assert all(world.outputs[low, child] == text(prompt, 12) for child in range(4))
 
 
+def test_what_is_set_aside_for_a_victim_is_room_once_it_goes() -> None:
+    """It holds two pages only, but a hundred tokens are kept free for it."""
+    world = tight(pages=40, reserve=1.0, preempt_above=10)
+    equal = world.open([2] * 4, max_tokens=9, ignore_eos=True, priority=11)
+    low = world.open([1] * 7, max_tokens=100, ignore_eos=True)
+    world.steps(1)
+    assert running(world) == sorted([equal, low])
+    high = world.open([9] * 60, max_tokens=1, priority=11)
+    world.turn()
+    assert running(world) == sorted([equal, high])
+    world.finish()
+    assert world.outputs[low, 0] == text([1] * 7, 100)
+
+
 def test_who_would_run_alone_needs_no_room_for_its_output() -> None:
     """Its output may become longer than the pool, as with anybody who sets no limit; that keeps nobody from running alone."""
     world = tight(pages=40, preempt_above=10)
