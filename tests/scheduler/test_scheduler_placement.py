@@ -367,6 +367,20 @@ def test_a_request_goes_to_a_worker_that_can_hold_all_of_its_output() -> None:
     assert world.core.workers["w0"].traffic.choices > 0
 
 
+def test_who_waits_for_the_only_worker_that_can_hold_it_keeps_no_other_worker_idle() -> None:
+    """And on that worker nobody goes ahead of it."""
+    world = several(1, pages=10)
+    world.join("w1", FakeWorker(profile(page_size=4, pages=50)))
+    large = [world.open([1 + number] * 120, max_tokens=30, ignore_eos=True) for number in range(2)]
+    small = [world.open([10 + number] * 8, max_tokens=8, ignore_eos=True) for number in range(6)]
+    world.turn()
+    assert where(world, large[0]) == "w1"
+    assert [row.choice.request.rid for row in world.core.workers["w0"].rows.values()] == small[:2]
+    world.finish()
+    assert all(len(world.outputs[rid, 0]) == 30 for rid in large)
+    assert all(len(world.outputs[rid, 0]) == 8 for rid in small)
+
+
 def test_what_a_client_was_told_stays_when_only_a_smaller_worker_is_left() -> None:
     """It ends there by length, with all the tokens it has: more than the small worker could hold."""
     world = several(1, pages=50)

@@ -195,7 +195,7 @@ class Planner:
             draft.worker.publish(row)
 
     def _admit(self, drafts: list[Draft], placement: Placement) -> None:
-        """Take choices from the queue, in order, until one finds no room anywhere or no plan takes more known tokens."""
+        """Take choices from the queue, in order, until no plan takes more. On a worker where one lacks room nobody goes ahead of it."""
         of = {draft.worker: draft for draft in drafts}
         aside: list[Choice] = []
         for _ in range(MOST_LOOKED_AT):
@@ -206,7 +206,8 @@ class Planner:
                 break
             answer = self._place(choice, of, placement)
             if answer is Answer.NO_ROOM and not self._lease_yields(choice, placement):
-                break
+                keep_for(choice, of, placement)
+                answer = Answer.SOON
             if answer is Answer.SOON:
                 self.queue.set_aside(choice)
                 aside.append(choice)
@@ -290,6 +291,15 @@ class Planner:
             page_slots=pack_ids(draft.page_slots),
             page_ids=pack_ids(draft.page_ids),
         )
+
+
+def keep_for(choice: Choice, drafts: dict[WorkerState, Draft], placement: Placement) -> None:
+    """choice has no room on any worker that could hold it: these take nobody else in this pass."""
+    for place in placement.rank(choice):
+        worker, draft = place.worker, drafts.get(place.worker)
+        placement.loads[worker].claimed_slots = worker.slots
+        if draft is not None:
+            draft.budget = 0
 
 
 def slot_open(row: Row, committed: int) -> SlotOpen:
