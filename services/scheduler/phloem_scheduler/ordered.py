@@ -49,11 +49,14 @@ class Ordered(Generic[Entry]):
     def remove(self, entry: Entry) -> None:
         """entry, the very tuple that was added, goes."""
         blocks, last = self._blocks, self._last
-        at = bisect_left(last, entry)
-        assert at < len(last)
-        block = blocks[at]
-        place = bisect_left(block, entry)
-        assert block[place] is entry
+        at = place = 0
+        block = blocks[0]
+        if block[0] is not entry:  # mostly it is: whoever is picked or evicted was the first
+            at = bisect_left(last, entry)
+            assert at < len(last)
+            block = blocks[at]
+            place = bisect_left(block, entry)
+            assert block[place] is entry
         del block[place]
         if not block:
             del blocks[at], last[at]

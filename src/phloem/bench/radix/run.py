@@ -149,6 +149,7 @@ def _scene(plan: RadixPlan, shape: Shape, clock: Clock) -> Scene:
         del bed, cached
         gc.collect()
     kept = memory.measure(shape.prompts(plan.page_size, rng), shape.size, plan.page_size)
+    gc.collect()
     figure = collection.figure()
     assert figure is not None
     longest = figure.longest_collection_us / 1e3
