@@ -227,9 +227,26 @@ class Forest:
 
     def release(self) -> None:
         """A user goes; whatever it was still to compute, it leaves."""
+        if self.users:
+            self._release(self._take(self.users))
+
+    def forget(self) -> None:
+        """A user goes, and with it what only it has used of its path."""
         if not self.users:
             return
         user = self._take(self.users)
+        self._release(user)
+        there, locked, end = self.resident[user.shelf], self.locked(user.shelf), user.at
+        gone = []
+        while end and (prefix := (user.namespace, user.key[:end])) not in locked:
+            if any((space, key[: -self.unit]) == prefix for space, key in there):
+                break
+            gone.append(there.pop(prefix))
+            del self.used[user.shelf][prefix]
+            end -= self.unit
+        assert sorted(self.tree.forget(self.shelves[user.shelf], user.node)) == sorted(gone)
+
+    def _release(self, user: User) -> None:
         if user.target is not None:
             self.tree.leave(self.shelves[user.shelf], user.target, user)
             self._computes_no_more(user)
@@ -471,5 +488,6 @@ OPERATIONS = {
     "extend": 6,
     "pause": 1,
     "release": 4,
+    "forget": 0.5,
     "evict": 3,
 }
