@@ -130,7 +130,7 @@ def outcome(pick_us: float, textbook_us: float, match_us: float, pass_ms: float,
             Shape("grouped", size),
             size,
             {"match_4096": figure(match_us)},
-            {"pick": figure(pick), "textbook": figure(textbook_us)},
+            {"pick": figure(pick), "pick_small": figure(5.0), "textbook": figure(textbook_us)},
             memory,
             0.0,
         )

@@ -57,8 +57,10 @@ class Frontier:
         """choice hangs there no more."""
         own = node.own
         assert own is not None
-        at = bisect_left(own, (self._key(choice),))
-        assert own[at][1] is choice
+        at = 0
+        if own[0][1] is not choice:  # mostly it is: whoever is picked was the first
+            at = bisect_left(own, (self._key(choice),))
+            assert own[at][1] is choice
         del own[at]
         if not own:
             node.own = None

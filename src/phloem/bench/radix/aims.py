@@ -32,10 +32,10 @@ def aims(outcome: RadixOutcome) -> list[Aim]:
     grouped = [scene for scene in outcome.scenes if scene.shape.name == "grouped"]
     found: list[Aim] = []
     if grouped:
-        small = min(grouped, key=lambda scene: scene.shape.size)
+        least = min(scene.shape.size for scene in grouped)
         deep = [scene for scene in grouped if scene.shape.size >= USUAL_WAITING]
         if deep:
-            found += _of_picks(small, min(deep, key=lambda scene: scene.shape.size))
+            found += _of_picks(min(deep, key=lambda scene: scene.shape.size), least)
         matches = [figure.p50_us for scene in grouped if (figure := scene.tree[f"match_{MATCHED_TOKENS}"]) is not None]
         found.append(Aim(f"a cached prompt of {MATCHED_TOKENS:,} tokens is found", max(matches), 100, "us"))
     if outcome.passes:
@@ -46,18 +46,18 @@ def aims(outcome: RadixOutcome) -> list[Aim]:
     return found
 
 
-def _of_picks(small: Scene, deep: Scene) -> Iterator[Aim]:
+def _of_picks(deep: Scene, least: int) -> Iterator[Aim]:
     there = f"with {deep.shape.size:,} waiting"
-    if (growth := pick_growth(small, deep)) is not None:
-        yield Aim(f"a pick {there} / one with {small.shape.size:,}", growth, 3, "x")
+    if (growth := pick_growth(deep)) is not None:
+        yield Aim(f"a pick {there} / one with {least:,}", growth, 3, "x")
     if (gain := textbook_gain(deep)) is not None:
         yield Aim(f"a textbook pass / a pick {there}", gain, 100, "x", least=True)
 
 
-def pick_growth(small: Scene, large: Scene) -> float | None:
-    """How many times as long a pick takes in the larger queue."""
-    a, b = small.queue["pick"], large.queue["pick"]
-    return b.p50_us / a.p50_us if a is not None and b is not None and a.p50_us else None
+def pick_growth(scene: Scene) -> float | None:
+    """How many times as long a pick takes as one in the small queue, timed in turn with it."""
+    small, here = scene.queue["pick_small"], scene.queue["pick"]
+    return here.p50_us / small.p50_us if small is not None and here is not None and small.p50_us else None
 
 
 def textbook_gain(scene: Scene) -> float | None:

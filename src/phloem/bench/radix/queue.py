@@ -14,15 +14,18 @@ from .textbook import in_order
 TEXTBOOK_CHOICES = 20_000
 """Choices that the textbook's passes may look at in all, but for three passes: it takes long."""
 MOST_TEXTBOOK_PASSES = 100
+PICKS_IN_A_ROW = 50
+"""Then as many in a small queue, so that both are timed while the machine is equally busy."""
 
 
 class QueueTimes:
-    """Stopwatches of the queue's operations."""
+    """Stopwatches of the queue's operations. ``pick_small``: in another, small queue."""
 
     def __init__(self, clock: Clock) -> None:
         self.add = Stopwatch(clock)
         self.remove = Stopwatch(clock)
         self.pick = Stopwatch(clock)
+        self.pick_small = Stopwatch(clock)
         self.hide = Stopwatch(clock)
         self.show = Stopwatch(clock)
         self.arrive = Stopwatch(clock)
@@ -31,6 +34,23 @@ class QueueTimes:
     def figures(self) -> dict[str, Figure | None]:
         """By operation."""
         return {name: stopwatch.figure() for name, stopwatch in vars(self).items()}
+
+
+class Small:
+    """A small tree with a small queue."""
+
+    def __init__(self, prompts: Prompts, count: int, page_size: int) -> None:
+        self._prompts = prompts
+        self._bed = Bed(page_size)
+        for _ in range(count):
+            self._bed.store(prompts.draw())
+            self._bed.queue.add(self._bed.choice(prompts.draw()))
+
+    def picks(self, stopwatch: Stopwatch, count: int) -> None:
+        """Time so many picks; for each who is picked another comes."""
+        for _ in range(count):
+            stopwatch.time(pick, self._bed.queue)
+            self._bed.queue.add(self._bed.choice(self._prompts.draw()))
 
 
 def fill(bed: Bed, prompts: Prompts, count: int, times: QueueTimes, timed: int) -> None:
@@ -43,14 +63,16 @@ def fill(bed: Bed, prompts: Prompts, count: int, times: QueueTimes, timed: int) 
             bed.queue.add(choice)
 
 
-def measure(bed: Bed, prompts: Prompts, times: QueueTimes, repeat: int, rng: random.Random) -> None:
+def measure(bed: Bed, prompts: Prompts, small: Small, times: QueueTimes, repeat: int, rng: random.Random) -> None:
     """Measure each operation up to ``repeat`` times, with as many waiting each time. Empties the queue."""
     _remove(bed, times, repeat, rng)
     _flip(bed, times, repeat, rng)
     _textbook(bed, times)
-    for _ in range(repeat):
-        times.pick.time(pick, bed.queue)
-        bed.queue.add(bed.choice(prompts.draw()))
+    for start in range(0, repeat, PICKS_IN_A_ROW):
+        for _ in range(min(PICKS_IN_A_ROW, repeat - start)):
+            times.pick.time(pick, bed.queue)
+            bed.queue.add(bed.choice(prompts.draw()))
+        small.picks(times.pick_small, min(PICKS_IN_A_ROW, repeat - start))
     _arrive(bed, times, repeat, rng)
     for choice in list(bed.queue):
         bed.queue.remove(choice)

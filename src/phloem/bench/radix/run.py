@@ -47,6 +47,10 @@ class RadixPlan:
             raise ValueError(f"--page-size: from 1 to {MOST_PAGE_SIZE}")
 
     @property
+    def smallest(self) -> int:
+        return min(self.sizes)
+
+    @property
     def largest(self) -> int:
         return max(self.sizes)
 
@@ -134,6 +138,8 @@ def _scene(plan: RadixPlan, shape: Shape, clock: Clock) -> Scene:
     rng = random.Random(plan.seed)
     tree_times, queue_times = tree.TreeTimes(clock), queue.QueueTimes(clock)
     collection = Stopwatch(clock)
+    least = Shape("grouped", plan.smallest)
+    small = queue.Small(least.prompts(plan.page_size, rng), least.size, plan.page_size)
     nodes = 0
     for _ in range(max(1, min(MOST_BEDS, plan.repeat // shape.size))):
         prompts = shape.prompts(plan.page_size, rng)
@@ -143,7 +149,7 @@ def _scene(plan: RadixPlan, shape: Shape, clock: Clock) -> Scene:
         tree.matches(bed, prompts, tree_times, plan.repeat)
         queue.fill(bed, prompts, shape.size, queue_times, plan.repeat)
         collection.time(gc.collect)
-        queue.measure(bed, prompts, queue_times, plan.repeat, rng)
+        queue.measure(bed, prompts, small, queue_times, plan.repeat, rng)
         tree.splits(bed, rng.sample(cached, min(shape.size, plan.repeat)), tree_times, rng)
         tree.evictions(bed, tree_times, plan.repeat)
         del bed, cached
