@@ -8,11 +8,26 @@ Conventions
     * ``deadline_ms``: milliseconds left when the message was sent; 0 = none. The gateway's clock decides.
     * ``offset``: index of the first output token of a frame, counted from the first generated token of that child.
     * Field order and types never change; new fields go to the end with a default.
+    * Ranges below are checked when a message is decoded: what breaks one is malformed, whoever sent it.
 """
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+"""Numbers, terms, positions, milliseconds: far beyond any true one, and sums of a few still fit 64 bits."""
+Rid = Annotated[bytes, msgspec.Meta(max_length=64)]
+"""A request's id, which is kept for a while after its end."""
+Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\Z")]
+"""An instance's name: one token of a subject."""
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+Milliseconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
+"""A measured time; no NaN."""
+Size = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
+"""Something there is at least one of."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=lambda name: name):
@@ -27,35 +42,35 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SamplingParams(Part, frozen=True):
-    """How to draw tokens. Validated by the gateway; a receiver may rely on the ranges given here."""
+    """How to draw tokens. A receiver may rely on the ranges given here."""
 
-    max_tokens: int
+    max_tokens: Count
     """0 = prefill only. Already cut to the context length."""
-    temperature: float = 1.0
+    temperature: Annotated[float, msgspec.Meta(ge=0.0, le=2.0)] = 1.0
     """0 = greedy. In [0, 2]."""
-    top_p: float = 1.0
+    top_p: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 1.0
     """In (0, 1]."""
-    top_k: int = -1
+    top_k: Annotated[int, msgspec.Meta(ge=-1, le=2**31)] = -1
     """-1 = whole vocabulary, else >= 1."""
-    min_p: float = 0.0
+    min_p: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.0
     """In [0, 1]."""
-    frequency_penalty: float = 0.0
+    frequency_penalty: Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)] = 0.0
     """In [-2, 2]; over output tokens."""
-    presence_penalty: float = 0.0
+    presence_penalty: Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)] = 0.0
     """In [-2, 2]; over output tokens."""
-    repetition_penalty: float = 1.0
+    repetition_penalty: Annotated[float, msgspec.Meta(ge=0.01, le=2.0)] = 1.0
     """In [0.01, 2]; over prompt and output tokens."""
-    min_tokens: int = 0
+    min_tokens: Count = 0
     """End-of-sequence and stop ids can't be drawn before this many output tokens."""
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: tuple[TokenId, ...] = ()
     ignore_eos: bool = False
-    logit_bias: tuple[tuple[int, float], ...] = ()
+    logit_bias: tuple[tuple[TokenId, Annotated[float, msgspec.Meta(ge=-100.0, le=100.0)]], ...] = ()
     """(token id, bias in [-100, 100])."""
-    logprobs: int = -1
+    logprobs: Annotated[int, msgspec.Meta(ge=-1, le=2**16)] = -1
     """-1 = none; k >= 0 = logprob of each output token and of the k most likely."""
-    prompt_logprobs: int = -1
+    prompt_logprobs: Annotated[int, msgspec.Meta(ge=-1, le=2**16)] = -1
     """-1 = none; k >= 0 = the same for prompt tokens from ``logprob_start`` on."""
-    logprob_start: int = 0
+    logprob_start: Count = 0
     """First prompt position whose logprob is wanted (position 0 has none). Limits the cached prefix."""
 
 
@@ -138,16 +153,16 @@ class ErrorInfo(Part, frozen=True):
 class WorkerProfile(Part, frozen=True):
     """What a scheduler must know of a worker to plan for it."""
 
-    page_size: int
+    page_size: Annotated[int, msgspec.Meta(ge=1, le=2**16)]
     """Tokens per KV page."""
-    pages: int
+    pages: Annotated[int, msgspec.Meta(ge=1, le=2**24)]
     """KV pages that may be planned (the worker keeps any scratch page of its own beside them)."""
-    slots: int
+    slots: Annotated[int, msgspec.Meta(ge=1, le=2**16)]
     """Slots, so the most rows that can be live."""
-    max_step_tokens: int
+    max_step_tokens: Size
     """Most tokens (sum over rows) one plan may hold."""
-    context_length: int
-    vocab_size: int
+    context_length: Size
+    vocab_size: Size
     eos_ids: tuple[int, ...]
     dtype: str
     device: str
@@ -163,9 +178,9 @@ class Profile(Part, frozen=True):
     sampler: str = ""
     """Version of the sampler's keyed draw (worker only)."""
     worker: WorkerProfile | None = None
-    context_length: int = 0
+    context_length: Count = 0
     """Scheduler: the least of its workers, 0 = none yet. Tokenizer: as the model's files say."""
-    vocab_size: int = 0
+    vocab_size: Count = 0
 
 
 class Load(Part, frozen=True):
@@ -206,8 +221,10 @@ class Beat(Message, frozen=True):
     """``starting`` | ``ready`` | ``draining``."""
     profile: Profile
     load: Load = Load()
-    term: int = 0
+    term: Count = 0
     """Scheduler: its term n (0 = not leading)."""
+    number: Count = 0
+    """Counts the beats of this process from 1, so that one that is played back says nothing; 0 = not counted."""
 
 
 class Goodbye(Message, frozen=True):
@@ -235,11 +252,13 @@ class Hello(Message, frozen=True):
 
     session: int
     """Random 64 bits, new at each Hello."""
-    term: int
+    term: Count
     """The scheduler's term on its links; 0 on detokeniser-gateway links."""
     protocol_min: int
     protocol_max: int
     profile: Profile
+    to: str = ""
+    """Instance that is meant, so that nobody else takes one that is played back; "" = whoever gets it."""
 
 
 class HelloReply(Message, frozen=True):
@@ -248,7 +267,7 @@ class HelloReply(Message, frozen=True):
     session: int
     profile: Profile
     error: ErrorInfo | None = None
-    term: int = 0
+    term: Count = 0
     """With ``fenced``: the term the receiver follows."""
 
 
@@ -260,10 +279,10 @@ class LinkFrame(Message, frozen=True):
     """
 
     session: int
-    term: int
-    seq: int
-    ack: int
-    last: int
+    term: Count
+    seq: Count
+    ack: Count
+    last: Count
     body: bytes = b""
     """`codec.encode_body` of one message of that link's union."""
     reset: bool = False
@@ -290,9 +309,9 @@ class Encode(Message, frozen=True):
     """A chat, rendered by the model's template with a generation prompt."""
     add_special_tokens: bool = True
     """For ``texts`` only; a rendered template brings its own."""
-    max_tokens: int = 0
+    max_tokens: Count = 0
     """0 = no limit; else a prompt longer than this is refused (``prompt_too_long`` with both numbers)."""
-    deadline_ms: int = 0
+    deadline_ms: Count = 0
     template_kwargs: str = ""
     """JSON object of extra variables for the template, "" = none."""
     tools: str = ""
@@ -329,11 +348,11 @@ class OpenStream(Message, frozen=True):
     Same attempt = same reply; lower = ``stale``; higher on a live stream = adopt: release from ``have`` on, to ``gateway``.
     """
 
-    rid: bytes
-    attempt: int
-    gateway: str
+    rid: Rid
+    attempt: Count
+    gateway: Name
     """Instance to which text frames go."""
-    n: int = 1
+    n: Count = 1
     have: tuple[Held, ...] = ()
     """Per child what the gateway holds; empty = nothing for all."""
     stop: tuple[str, ...] = ()
@@ -342,8 +361,8 @@ class OpenStream(Message, frozen=True):
     skip_special_tokens: bool = True
     logprobs: bool = False
     """Fill ``piece`` of logprob entries."""
-    deadline_ms: int = 0
-    max_tokens: int = 0
+    deadline_ms: Count = 0
+    max_tokens: Count = 0
     """Most output tokens a child may have, so that its buffer is bounded."""
 
 
@@ -353,25 +372,25 @@ class OpenStream(Message, frozen=True):
 class Open(Message, frozen=True):
     """The verb `open`, second half: submit, retry, resume, re-route and replay are all this. Reply: `OpenReply`."""
 
-    rid: bytes
-    attempt: int
-    gateway: str
-    detokeniser: str
+    rid: Rid
+    attempt: Count
+    gateway: Name
+    detokeniser: Name
     """Tokenizer instance to which output goes."""
     ids: bytes
     """Prompt token ids."""
     params: SamplingParams
     seed: int
     """Drawn by the gateway if the client gave none. The draw of (seed, child, output position) is fixed."""
-    n: int = 1
+    n: Count = 1
     have: tuple[Held, ...] = ()
     grammar: GrammarSpec | None = None
-    priority: int = 0
+    priority: Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)] = 0
     """Larger is sooner."""
     salt: str = ""
     """Cache namespace; requests with another salt never share pages."""
-    deadline_ms: int = 0
-    age_ms: int = 0
+    deadline_ms: Count = 0
+    age_ms: Count = 0
     """Since the client's request arrived."""
     cached_tokens: int = -1
     """What the first attempt reported; -1 = this is the first."""
@@ -382,8 +401,8 @@ class Open(Message, frozen=True):
 class OpenReply(Message, frozen=True):
     """Answer to OpenStream and Open: accepted when ``error`` is None."""
 
-    rid: bytes
-    attempt: int
+    rid: Rid
+    attempt: Count
     error: ErrorInfo | None = None
 
 
@@ -393,15 +412,15 @@ class Cancel(Message, frozen=True):
     Sent at every end, so that kept ids are released; leaves a tombstone of 60 s for a late open.
     """
 
-    rid: bytes
-    attempt: int
+    rid: Rid
+    attempt: Count
 
 
 class LiveRequest(Part, frozen=True):
     """One live request in a reconcile, with the output offset that the gateway holds per child."""
 
-    rid: bytes
-    attempt: int
+    rid: Rid
+    attempt: Count
     offsets: tuple[int, ...]
 
 
@@ -409,15 +428,17 @@ class Live(Message, frozen=True):
     """Each second from a gateway to the scheduler (a call; split when large): these requests I hold. Reply: `LiveReply`."""
 
     requests: tuple[LiveRequest, ...]
-    part: int = 0
-    parts: int = 1
+    part: Count = 0
+    parts: Count = 1
+    number: Count = 0
+    """Counts the lists of this process from 1, so that one that is played back says nothing; 0 = not counted."""
 
 
 class LiveReply(Message, frozen=True):
     """Those of them that the scheduler does not know (twice in a row: the gateway opens them again), or has more of."""
 
     unknown: tuple[bytes, ...] = ()
-    part: int = 0
+    part: Count = 0
     ahead: tuple[LiveRequest, ...] = ()
     """Those, under the same attempt, of which a choice has more than the offset told: output tokens, an end counting as one.
     Again and again for 3 s, and nothing of that choice came meanwhile: the gateway opens the request again."""
@@ -426,7 +447,7 @@ class LiveReply(Message, frozen=True):
 class Flush(Message, frozen=True):
     """Empty every cache: only when idle, or wait up to ``timeout_ms`` for that. Reply: `FlushReply`."""
 
-    timeout_ms: int = 0
+    timeout_ms: Count = 0
 
 
 class FlushReply(Message, frozen=True):
@@ -439,20 +460,22 @@ class FlushReply(Message, frozen=True):
 class Pin(Message, frozen=True):
     """Keep the cached prefix of these tokens resident until the lease ends (a call). Reply: `PinReply`.
 
-    An (owner, id) that is known is renewed: it keeps its prefix, ``ids`` may be empty, and only its end moves. The prefix is what the tree
-    holds now: whole pages of ``ids``. A lease also ends with its gateway, and when the worker that holds the pages goes.
+    An (owner, id) that is known is renewed: it keeps its prefix, ``ids`` may be empty, and only its end moves; with ``replace`` it gets the
+    prefix of ``ids`` instead, and stays as it is if that can't be had. The prefix is what the tree holds now: whole pages of ``ids``. A lease
+    also ends with its gateway, and when the worker that holds the pages goes.
     """
 
     owner: str
     """Whose lease it is: the scope of ``pin`` and of the limits. Never shown to another owner."""
     pin: str
     """Its id."""
-    gateway: str
+    gateway: Name
     """Instance that speaks for the owner."""
-    ttl_ms: int
+    ttl_ms: Count
     ids: bytes = b""
     salt: str = ""
     extra: str = ""
+    replace: bool = False
 
 
 class Unpin(Message, frozen=True):
@@ -575,7 +598,7 @@ class KvWatch(Message, frozen=True):
     Reply: `KvWatchReply`.
     """
 
-    watcher: str
+    watcher: Name
     """Instance that asks."""
     snapshot: bool = False
     """Also publish, once, all that is cached, as `KvEvents` with ``snapshot`` set."""
@@ -611,7 +634,7 @@ class KvEvents(Message, frozen=True):
     worker: str
     incarnation: int
     """Of the worker's session: a new one begins with an empty cache."""
-    seq: int
+    seq: Count
     block_size: int
     events: tuple[KvEvent, ...] = ()
     snapshot: int = 0
@@ -624,8 +647,8 @@ class Compile(Message, frozen=True):
     """Judge a grammar. Reply: `Verdict`."""
 
     spec: GrammarSpec
-    deadline_ms: int = 0
-    rid: bytes = b""
+    deadline_ms: Count = 0
+    rid: Rid = b""
     """Of the request that asked first, for log lines: others may wait for the same verdict."""
 
 
@@ -661,7 +684,7 @@ class SlotOpen(Part, frozen=True):
     params: SamplingParams
     seed: int
     grammar: Grammar | None = None
-    rid: bytes = b""
+    rid: Rid = b""
     """Of the request, for log lines."""
 
 
@@ -674,7 +697,7 @@ class Plan(Message, frozen=True):
     others sample none. A plan covers pages for its rows.
     """
 
-    step: int
+    step: Count
     """Counts plans of this session from 1."""
     rows: bytes
     counts: bytes
@@ -719,24 +742,24 @@ class Result(Message, frozen=True):
     0 for a row that should have drawn = "not now" (late mask): the same position runs again with the next decode row, idempotently.
     """
 
-    step: int
+    step: Count
     yields: bytes
     ids: bytes
     grammar_ended: bytes = b""
     """uint32 rows whose matcher has ended: nothing more can be drawn; the choice ends with ``stop`` after this row's tokens."""
     logprobs: tuple[RowLogprobs, ...] = ()
     failures: tuple[RowFailure, ...] = ()
-    forward_ms: float = 0.0
+    forward_ms: Milliseconds = 0.0
     """Time of the forward pass and the draw on the device."""
-    idle_ms: float = 0.0
+    idle_ms: Milliseconds = 0.0
     """Time the device did nothing since its last step ended, its wait for a late draw included; 0 if nothing was live before the plan."""
-    mask_ms: float = 0.0
+    mask_ms: Milliseconds = 0.0
 
 
 class StepFailed(Message, frozen=True):
     """The step and all later plans of the session are void; the scheduler opens a new session and plans anew."""
 
-    step: int
+    step: Count
     message: str
 
 
@@ -746,10 +769,10 @@ class StepFailed(Message, frozen=True):
 class TokenFrame(Part, frozen=True):
     """Output tokens of one child. An end rides with the last tokens, never alone (``ids`` may be empty if there are none)."""
 
-    rid: bytes
-    attempt: int
-    child: int
-    offset: int
+    rid: Rid
+    attempt: Count
+    child: Count
+    offset: Count
     ids: bytes
     end: End | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
@@ -772,10 +795,10 @@ class StopAt(Message, frozen=True):
     It beats any end of the scheduler at or after ``keep``.
     """
 
-    rid: bytes
-    attempt: int
-    child: int
-    keep: int
+    rid: Rid
+    attempt: Count
+    child: Count
+    keep: Count
 
 
 # --- Link detokeniser <-> gateway -------------------------------------------------------------------------------------
@@ -784,10 +807,10 @@ class StopAt(Message, frozen=True):
 class TextFrame(Part, frozen=True):
     """Text of one child, as the client may see it. Released text is a pure function of the output ids."""
 
-    rid: bytes
-    attempt: int
-    child: int
-    offset: int
+    rid: Rid
+    attempt: Count
+    child: Count
+    offset: Count
     """Index of the first id of ``ids``."""
     ids: bytes
     text: str
@@ -830,3 +853,5 @@ DetokeniserLinkDown = Output
 """Scheduler to detokeniser, inside link frames."""
 GatewayLinkDown = Text
 """Detokeniser to gateway, inside link frames."""
+GatewayLinkUp = Cancel
+"""Gateway to detokeniser, inside link frames: a cancel that was lost would leave a stream there until its deadline."""

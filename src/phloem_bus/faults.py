@@ -39,6 +39,7 @@ class Faults:
         self._due: list[tuple[float, int, Mailbox, RawMessage]] = []
         self._count = 0
         self._lanes: dict[tuple[str, Mailbox], float] = {}
+        self.duplicated = 0
         self._cut: list[tuple[str, str]] = []
         self._changed = anyio.Event()
 
@@ -62,8 +63,14 @@ class Faults:
         if (sender, receiver) in self._cut or (receiver, sender) in self._cut or self.rng.random() < self.drop:
             self.lost += 1
             return
-        for _ in range(2 if self.rng.random() < self.duplicate else 1):
-            self._schedule(sender, mailbox, message)
+        twice = self.rng.random() < self.duplicate
+        self.duplicated += twice
+        for _ in range(2 if twice else 1):
+            self._schedule(sender, self.takes(receiver), mailbox, message)
+
+    def takes(self, receiver: str) -> float:
+        """Seconds that a delivery to ``receiver`` takes; drawn anew for each."""
+        return self.rng.uniform(*self.delay_s)
 
     async def run(self) -> None:
         """Hand over what is due until cancelled."""
@@ -79,11 +86,11 @@ class Faults:
             _, _, mailbox, message = heapq.heappop(self._due)
             mailbox.put(message)
 
-    def _schedule(self, sender: str, mailbox: Mailbox, message: RawMessage) -> None:
+    def _schedule(self, sender: str, takes_s: float, mailbox: Mailbox, message: RawMessage) -> None:
         now = anyio.current_time()
         self._release(now)
         lane = (sender, mailbox)
-        due = max(now + self.rng.uniform(*self.delay_s), self._lanes.get(lane, 0.0))
+        due = max(now + takes_s, self._lanes.get(lane, 0.0))
         if due <= now:
             mailbox.put(message)
             return

@@ -17,10 +17,11 @@ from anyio.lowlevel import checkpoint_if_cancelled
 from phloem_proto import subjects
 from phloem_proto.codec import PROTOCOL_MIN, Codec, Sender, encode
 from phloem_proto.messages import Message
+from phloem_proto.senders import may_send
 from phloem_proto.subjects import Role
 
 from .bus import Bus, RawMessage, Subscription
-from .errors import BusError, Disconnected, PayloadTooLarge
+from .errors import BusError, Disconnected, NoPeer, PayloadTooLarge
 
 M = TypeVar("M", bound=Message)
 R = TypeVar("R", bound=Message)
@@ -29,6 +30,8 @@ _log = logging.getLogger("phloem.bus")
 
 INBOX_CAPACITY = 16384
 """Messages a node's subscription may hold: seconds of traffic at the rates of a busy service; what doesn't fit is resent by links."""
+RECONNECT_S = 0.05
+"""Between looks at a bus that can't be reached at the start."""
 _SUBJECTS = 4096
 """Subjects remembered per node, far above the live instances; the memory is emptied when they exceed it."""
 _REFUSALS = 1024
@@ -72,9 +75,11 @@ class _Served:
 class Node:
     """Sends and receives typed messages as one instance of one role.
 
-    It listens on its own subject and on the broadcast subject of its role. What can't be decoded, or names another sender than its
-    subject allows, is dropped and counted in ``refused`` (by reason: ``malformed``, ``version``, ``sender``, ``unhandled``, ``no_reply``;
-    links add ``session``, ``term``, ``incarnation``). A handler that raises is logged and counted as ``failed``; the loop goes on.
+    It listens on its own subject and on the broadcast subject of its role. What can't be decoded, names another sender than its subject
+    allows, is not that role's to say, or wants its answer where that role does not wait for one, is dropped and counted in ``refused`` (by
+    reason: ``malformed``, ``version``, ``sender``, ``reply``, ``unhandled``, ``no_reply``, ``busy``; links add ``session``, ``term``,
+    ``incarnation``, ``numbers`` and ``duplicate``, presence ``stale`` and ``peers``). A handler that raises is logged and counted as
+    ``failed``; the loop goes on.
 
     Args:
         bus: the connection.
@@ -139,12 +144,12 @@ class Node:
     async def run(self, inbox: Any, *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED) -> None:
         """Subscribe and dispatch until cancelled. ``inbox`` is the union of what this role may receive (``messages.GatewayInbox`` ...).
 
-        ``task_status`` is set once the broker has both subscriptions.
+        ``task_status`` is set once the broker has both subscriptions; a bus that is down is waited for.
 
         Raises:
-            Disconnected: the bus is not connected at the start, or was closed while this ran.
+            Disconnected: the bus was closed while this ran.
         """
-        await self._listen((self.instance, subjects.ALL), inbox, task_status)
+        await self._listen((self.instance, subjects.ALL), inbox, task_status, self._subscribe_patiently)
 
     async def join(self, group: str, inbox: Any, *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED) -> None:
         """Also dispatch what is published to ``group`` of our role (`subjects.KV`), of the types in ``inbox``, until cancelled.
@@ -154,15 +159,31 @@ class Node:
         Raises:
             Disconnected, NotAllowed: as `Bus.subscribe`, or the bus was closed while this ran.
         """
-        await self._listen((group,), inbox, task_status)
+        await self._listen((group,), inbox, task_status, self._subscribe)
 
-    async def _listen(self, instances: tuple[str, ...], inbox: Any, task_status: TaskStatus[None]) -> None:
+    async def _subscribe(self, pattern: str) -> Subscription:
+        return await self.bus.subscribe(pattern, capacity=INBOX_CAPACITY)
+
+    async def _subscribe_patiently(self, pattern: str) -> Subscription:
+        while True:
+            try:
+                return await self._subscribe(pattern)
+            except Disconnected:
+                await anyio.sleep(RECONNECT_S)
+
+    async def _listen(
+        self,
+        instances: tuple[str, ...],
+        inbox: Any,
+        task_status: TaskStatus[None],
+        subscribe: Callable[[str], Awaitable[Subscription]],
+    ) -> None:
         codec: Codec[Any] = Codec(inbox)
         mine: list[Subscription] = []
         try:
             for instance in instances:
                 pattern = subjects.inbox(self.namespace, self.model, self.role, instance)
-                mine.append(await self.bus.subscribe(pattern, capacity=INBOX_CAPACITY))
+                mine.append(await subscribe(pattern))
                 self._subscriptions.append(mine[-1])
             async with anyio.create_task_group() as tasks:
                 for subscription in mine:
@@ -179,7 +200,12 @@ class Node:
                 self._dropped_before += subscription.dropped
 
     async def send(self, to: Role, instance: str, message: msgspec.Struct) -> None:
-        """Publish to one instance, or to ``subjects.ALL``. Raises `Disconnected`, `PayloadTooLarge`."""
+        """Publish to one instance, or to ``subjects.ALL``.
+
+        Raises:
+            Disconnected, PayloadTooLarge: as `Bus.publish`.
+            NoPeer: nobody can be called ``instance``: it is no token of a subject.
+        """
         await self.bus.publish(self._subject(to, instance), encode(self.sender, message))
 
     async def call(self, to: Role, instance: str, message: Message, reply: type[R], *, timeout: float) -> R:
@@ -187,6 +213,7 @@ class Node:
 
         Raises:
             NoResponders, TimedOut, Disconnected, PayloadTooLarge: as `Bus.request`.
+            NoPeer: as `send`.
             BusError: the reply can't be decoded, or comes from another role.
         """
         codec = self._replies.get(reply)
@@ -255,13 +282,17 @@ class Node:
         except msgspec.DecodeError:
             self.refuse("malformed")
             return None
-        if not _credible(envelope.sender, raw.subject):
+        sender = envelope.sender
+        if not _credible(sender, raw.subject) or not may_send(sender.role, type(envelope.message)):
             self.refuse("sender")
+            return None
+        if raw.reply is not None and not subjects.may_reply(raw.reply, sender.role):
+            self.refuse("reply")
             return None
         if envelope.version < PROTOCOL_MIN:
             self.refuse("version")
             return None
-        return Received(envelope.message, envelope.sender, raw.reply)
+        return Received(envelope.message, sender, raw.reply)
 
     def _start(self, served: _Served, received: Received[Any], tasks: TaskGroup) -> None:
         if received.reply is None:
@@ -302,6 +333,8 @@ class Node:
         if subject is None:
             if len(self._subjects) >= _SUBJECTS:
                 self._subjects.clear()
+            if not subjects.is_token(instance):  # a name that came in a message
+                raise NoPeer(f"no {to} can be called {instance[:64]!r}")
             subject = subjects.subject(self.namespace, self.model, to, instance, self.role)
             self._subjects[key] = subject
         return subject

@@ -76,7 +76,7 @@ class FakeTokenizer:
         node.serve(m.Encode, self._encode, limit=64, busy=lambda _: m.Encoded(error=m.ErrorInfo("busy", "busy")))
         node.serve(m.Detokenize, self._detokenize, limit=64, busy=lambda _: m.Detokenized())
         node.serve(m.OpenStream, self._open, limit=64, busy=lambda o: m.OpenReply(o.rid, o.attempt))
-        node.on(m.Cancel, self._cancel)
+        node.on(m.Cancel, lambda received: self._cancel(received.message))
         with self.scope:
             async with anyio.create_task_group() as tasks:
                 await tasks.start(node.run, m.TokenizerInbox)
@@ -91,7 +91,11 @@ class FakeTokenizer:
 
     async def _connect(self, peer: Peer) -> None:
         self.to[peer.instance] = await self.links.connect(
-            peer, receives=None, on_message=lambda *_: None, on_gone=lambda link: None, profile=self.profile()
+            peer,
+            receives=m.GatewayLinkUp,
+            on_message=lambda _, cancel: self._cancel(cancel),
+            on_gone=lambda link: None,
+            profile=self.profile(),
         )
 
     async def _encode(self, received: Received[m.Encode]) -> m.Encoded:
@@ -119,9 +123,9 @@ class FakeTokenizer:
             self.streams[wanted.rid] = wanted
         return m.OpenReply(wanted.rid, wanted.attempt, self.refuse_open)
 
-    def _cancel(self, received: Received[m.Cancel]) -> None:
-        self.cancelled.append(received.message)
-        self.streams.pop(received.message.rid, None)
+    def _cancel(self, cancel: m.Cancel) -> None:
+        self.cancelled.append(cancel)
+        self.streams.pop(cancel.rid, None)
 
 
 class FakeScheduler:

@@ -223,7 +223,9 @@ async def test_tokens_become_text_and_a_stop_goes_back(tiny: ModelFiles) -> None
         assert there.gateway.messages == [1, 2]  # one message per step and gateway
         assert await until(lambda: there.scheduler.stops) == [StopAt(RID, 1, 0, 7)]
         assert there.streams() == 1
-        await there.gateway.node.send(Role.TOKENIZER, "t1", Cancel(RID, 1))
+        to_tokenizer = there.gateway.links.get(Role.TOKENIZER, "t1")
+        assert to_tokenizer is not None
+        to_tokenizer.send(Cancel(RID, 1))
         await until(lambda: there.streams() == 0)
         again = await there.open()
         assert again.error is not None

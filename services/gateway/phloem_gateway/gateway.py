@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import anyio
 from anyio.abc import TaskGroup
 
-from phloem_bus.errors import BusError, Disconnected
+from phloem_bus.errors import BusError, Disconnected, LinkClosed
 from phloem_bus.link import Link
 from phloem_bus.log import about
 from phloem_bus.presence import Peer, Presence
@@ -221,10 +221,21 @@ class Gateway:
 
     def _tell(self, messages: Iterable[tuple[Role, str, Message]]) -> None:
         for item in messages:
-            if len(self._outbox) < OUTBOX:
+            if not self._tell_over_link(*item) and len(self._outbox) < OUTBOX:
                 self._outbox.append(item)
         self._outgoing.set()
         self.metrics.live.set(len(self.core.live))
+
+    def _tell_over_link(self, role: Role, instance: str, message: Message) -> bool:
+        """A detokeniser hears of cancels over its link, where nothing is lost. False if there is none (any more)."""
+        link = self.backends.links.get(instance) if role is Role.TOKENIZER else None
+        if link is None:
+            return False
+        try:
+            link.send(message)
+        except LinkClosed:
+            return False
+        return True
 
     def _count(self, live: Live, answer: Answer, now: float) -> None:
         metrics = self.metrics
@@ -310,8 +321,10 @@ class Gateway:
             await self._outgoing.wait()
 
     async def _reconcile(self) -> None:
+        number = 0
         while True:
             await anyio.sleep(RECONCILE_S)
+            number += 1
             leader = self.backends.leader()
             if leader is None or not self._node.bus.connected:
                 continue
@@ -323,7 +336,7 @@ class Gateway:
                     reply = await self._node.call(
                         Role.SCHEDULER,
                         leader.instance,
-                        LiveMessage(tuple(part), index, len(parts)),
+                        LiveMessage(tuple(part), index, len(parts), number),
                         LiveReply,
                         timeout=1.0,
                     )

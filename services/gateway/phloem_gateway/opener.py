@@ -118,6 +118,10 @@ class Opener:
         """One attempt at both. Raises `_Refused` or what `Node.call` raises."""
         former = live.detokeniser
         attempt = self._core.begin_attempt(live, detokeniser.instance, (leader.instance, leader.incarnation))
+        if (
+            former and former != detokeniser.instance
+        ):  # whatever comes of this attempt, the former stream is not needed any more
+            self._tell([(Role.TOKENIZER, former, Cancel(live.rid, attempt - 1))])
         have = live.have()
         wanted = live.generation.sampling
         stream = OpenStream(
@@ -131,8 +135,6 @@ class Opener:
             round(1000 * (anyio.current_time() - live.arrival)), live.cached_tokens, live.generation.extra,
         )  # fmt: skip
         await self._call(Role.SCHEDULER, leader.instance, order)
-        if former and former != detokeniser.instance:
-            self._tell([(Role.TOKENIZER, former, Cancel(live.rid, attempt - 1))])
 
     async def _call(self, role: Role, instance: str, message: Open | OpenStream) -> None:
         reply = await self._node.call(role, instance, message, OpenReply, timeout=CALL_S)

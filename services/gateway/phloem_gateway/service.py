@@ -10,7 +10,7 @@ import anyio
 from anyio.abc import TaskGroup
 from starlette.types import ASGIApp
 
-from phloem_bus.errors import ConfigError, Disconnected
+from phloem_bus.errors import ConfigError
 from phloem_bus.link import Link, Links
 from phloem_bus.node import Node, Received
 from phloem_bus.presence import Presence
@@ -29,8 +29,6 @@ from .metrics import Metrics, PeerLoad
 
 WATCH_S = 0.1
 """How often readiness is looked at."""
-RECONNECT_S = 0.05
-"""Between looks at a bus that could not be reached at the start."""
 CLOSE_S = 2.0
 """After a drain, how long connections may take to close."""
 _log = logging.getLogger("phloem.gateway")
@@ -94,12 +92,7 @@ class GatewayService:
     @staticmethod
     async def _join(tasks: TaskGroup, node: Node, *background: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Take part on the bus as soon as it can be reached; until then every request is refused as unavailable."""
-        while True:
-            try:
-                await tasks.start(node.run, GatewayInbox)
-                break
-            except Disconnected:
-                await anyio.sleep(RECONNECT_S)
+        await tasks.start(node.run, GatewayInbox)
         for each in background:
             tasks.start_soon(each)
 

@@ -12,6 +12,7 @@ from phloem_bus.errors import LinkClosed, PayloadTooLarge
 from phloem_bus.link import Link, Links
 from phloem_bus.log import about
 from phloem_bus.node import Received
+from phloem_bus.peers import LEFT
 from phloem_bus.presence import Presence
 from phloem_bus.service import ServiceContext
 from phloem_proto.messages import (
@@ -45,6 +46,7 @@ QUIET_S = 1.0
 GOODBYE_S = 1.0
 
 MakeDevice = Callable[[WorkerCore, ServiceContext], Device]
+Loader = Callable[[WorkerConfig, str], Loaded]
 
 
 class WorkerService:
@@ -52,17 +54,23 @@ class WorkerService:
 
     Args:
         config: settings.
-        runner: used instead of the model that ``config`` names (benchmarks, simulation).
+        runner: used instead of the model that ``config`` names, without end tokens and grammars (benchmarks).
+        loader: used instead of `startup.load` (simulation).
         make_device: where steps run; by default a thread of their own.
     """
 
     role = Role.WORKER
 
     def __init__(
-        self, config: WorkerConfig, *, runner: Runner | None = None, make_device: MakeDevice | None = None
+        self,
+        config: WorkerConfig,
+        *,
+        runner: Runner | None = None,
+        loader: Loader | None = None,
+        make_device: MakeDevice | None = None,
     ) -> None:
         self._config = config
-        self._runner = runner
+        self._loader = loader or (lambda config, name: load(config, name, runner))
         self._make_device = make_device or (lambda core, _: ThreadDevice(core))
 
     async def run(self, ctx: ServiceContext) -> None:
@@ -71,7 +79,7 @@ class WorkerService:
         Raises:
             ConfigError: the model or device can't be used.
         """
-        loaded = await ctx.offload(lambda: load(self._config, ctx.model, self._runner))
+        loaded = await ctx.offload(lambda: self._loader(self._config, ctx.model))
         await _Serving(ctx, loaded, self._make_device(loaded.core, ctx)).run()
 
 
@@ -166,7 +174,10 @@ class _Serving:
         if self._link is link:
             self._link = None
         if self._session == link.session:  # not so when a new session, which has emptied the slots, replaces this link
-            _log.info("scheduler %s is gone; its sequences are dropped", link.peer_instance)
+            if link.ended == LEFT:
+                _log.info("scheduler %s has left in good order", link.peer_instance)
+            else:
+                _log.info("scheduler %s is gone; its sequences are dropped", link.peer_instance)
             self._session = 0
             self._device.reset(0)
 

@@ -59,7 +59,7 @@ def load(config: WorkerConfig, served_name: str, runner: Runner | None = None) -
         runner = _load_runner(config, files)
     except (ModelError, WorkerError) as error:
         raise ConfigError("--model", str(error)) from error
-    return _assemble(config, served_name, runner, files)
+    return assemble(config, served_name, runner, files, _desk(files))
 
 
 def _load_runner(config: WorkerConfig, files: ModelFiles) -> Runner:
@@ -81,18 +81,27 @@ def _load_runner(config: WorkerConfig, files: ModelFiles) -> Runner:
     return runner
 
 
-def _assemble(config: WorkerConfig, served_name: str, runner: Runner, files: ModelFiles) -> Loaded:
-    context = min(files.context_length, runner.capacity.context_length)
-    if config.max_context:
-        context = min(context, config.max_context)
+def _desk(files: ModelFiles) -> GrammarDesk:
     engines = Engines(files.tokenizer_json, files.vocab_size, files.eos_ids)
-    desk = GrammarDesk(
+    return GrammarDesk(
         engines.matcher,
-        -(-files.vocab_size // 32),
+        mask_words(files),
         DaemonPool("phloem-matcher", _BUILDERS),
         DaemonPool("phloem-mask", _FILLERS),
         time.thread_time,
     )
+
+
+def mask_words(files: ModelFiles) -> int:
+    """int32 words of a grammar's mask."""
+    return -(-files.vocab_size // 32)
+
+
+def assemble(config: WorkerConfig, served_name: str, runner: Runner, files: ModelFiles, desk: GrammarDesk) -> Loaded:
+    """A core of these parts, with the context that all of them allow."""
+    context = min(files.context_length, runner.capacity.context_length)
+    if config.max_context:
+        context = min(context, config.max_context)
     core = WorkerCore(runner, Limits(config.max_rows, config.max_step_tokens), files.eos_ids, context, desk)
     profile = Profile(
         model=served_name,

@@ -11,11 +11,15 @@ from phloem_proto.subjects import Role
 
 PATIENCE_S = 1.0
 """An instance that has not answered by then may be dead: another one is asked too."""
+ASK_S = 3.0
+"""Then they are asked again: question or answer may have been lost. Asking twice joins the compile that runs."""
+OVERLAP_S = 2.0
+"""How much longer a question stands than we wait for its answer, so that the next one finds its place in the queue kept."""
 ABSENT_S = 5.0
 """How long a restarting grammar service is waited for."""
 PAUSE_S = 0.2
 MOST_DEATHS = 2
-"""Instances that died or fell silent over one grammar; after that it is refused rather than tried on the next."""
+"""Instances that died over one grammar; after that it is refused rather than tried on the next."""
 
 
 async def judge(presence: Presence, spec: GrammarSpec, rid: bytes, timeout_s: float) -> Verdict:
@@ -24,17 +28,18 @@ async def judge(presence: Presence, spec: GrammarSpec, rid: bytes, timeout_s: fl
     deaths = 0
     trouble = "no grammar service is ready"
     while (left := start + timeout_s - anyio.current_time()) > 0:
+        there = _there(presence)
         try:
             verdict, _ = await presence.call(
                 Role.GRAMMAR,
-                Compile(spec, round(1000 * left), rid),
+                Compile(spec, round(1000 * min(left, ASK_S + OVERLAP_S)), rid),
                 Verdict,
-                timeout=left,
+                timeout=min(left, ASK_S),
                 busy=is_busy,
                 patience=PATIENCE_S,
             )
         except (NoResponders, TimedOut):
-            deaths += 1
+            deaths += len(there - _there(presence))
             trouble = "the grammar service did not answer"
         except NoPeer:
             if anyio.current_time() - start >= ABSENT_S:
@@ -49,6 +54,11 @@ async def judge(presence: Presence, spec: GrammarSpec, rid: bytes, timeout_s: fl
             break
         await anyio.sleep(PAUSE_S)
     return refusal("unavailable", trouble)
+
+
+def _there(presence: Presence) -> set[tuple[str, int]]:
+    """Processes that are present, by instance and incarnation."""
+    return {(peer.instance, peer.incarnation) for peer in presence.peers(Role.GRAMMAR)}
 
 
 def is_busy(verdict: Verdict) -> bool:

@@ -20,6 +20,8 @@ from .load import CoreCollector, load
 
 LISTEN_S = 1.0
 """A leader beats four times a second: who has heard none for this long at its start is alone, or comes after one that is gone."""
+APART_S = 0.25
+"""Schedulers that start together wait up to so much longer, each by chance, so that one of them is heard first."""
 WATCH_S = 0.1
 """How often other schedulers' terms are looked at."""
 GOODBYE_S = 1.0
@@ -81,7 +83,7 @@ class SchedulerService:
 
 async def alternate(desk: Desk, presence: Presence, leadership: Leadership, ctx: ServiceContext) -> None:
     """Stand by while another scheduler leads; lead while none does. A standby is ready too: ready to take over."""
-    await anyio.sleep(LISTEN_S)
+    await anyio.sleep(LISTEN_S + ctx.rng.uniform(0, APART_S))
     ctx.ready(True)
     while not ctx.drain.is_set():
         while others := leaders(presence):

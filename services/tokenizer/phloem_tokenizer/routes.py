@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import anyio
 import msgspec
@@ -12,7 +11,7 @@ import msgspec
 from phloem_bus.errors import BusError, HelloRefused, LinkClosed, PayloadTooLarge
 from phloem_bus.link import Link, Links
 from phloem_bus.presence import Peer, Presence
-from phloem_proto.messages import End, Profile, Text, TextFrame
+from phloem_proto.messages import Cancel, End, GatewayLinkUp, Profile, Text, TextFrame
 from phloem_proto.subjects import Role
 
 RETRY_S = 0.1
@@ -24,16 +23,22 @@ _log = logging.getLogger("phloem.tokenizer")
 class GatewayRoutes:
     """Keeps a link to every gateway. `run_for` is to be started once for each gateway that appears.
 
-    `on_lost` is called with a gateway's instance when the link to it is gone.
+    `on_lost` is called with a gateway's instance when the link to it is gone, `on_cancel` with what comes over it.
     """
 
     def __init__(
-        self, links: Links, presence: Presence, profile: Callable[[], Profile], on_lost: Callable[[str], None]
+        self,
+        links: Links,
+        presence: Presence,
+        profile: Callable[[], Profile],
+        on_lost: Callable[[str], None],
+        on_cancel: Callable[[Cancel], None],
     ) -> None:
         self._links = links
         self._presence = presence
         self._profile = profile
         self._on_lost = on_lost
+        self._on_cancel = on_cancel
         self._changed = anyio.Event()
 
     async def run_for(self, peer: Peer) -> None:
@@ -48,7 +53,11 @@ class GatewayRoutes:
 
             try:
                 await self._links.connect(
-                    peer, receives=None, on_message=_nothing, on_gone=on_gone, profile=self._profile()
+                    peer,
+                    receives=GatewayLinkUp,
+                    on_message=lambda _, cancel: self._on_cancel(cancel),
+                    on_gone=on_gone,
+                    profile=self._profile(),
                 )
             except BusError as error:
                 level = logging.WARNING if isinstance(error, HelloRefused) else logging.INFO
@@ -101,7 +110,3 @@ def _without_logprobs(frame: TextFrame) -> TextFrame:
     """Only logprobs (of a long prompt, say) make one frame too large: without them the choice can't go on as asked."""
     end = End("error", code="too_large", message="the logprobs of one step do not fit a message of the bus")
     return msgspec.structs.replace(frame, end=end, logprobs=(), prompt_logprobs=())
-
-
-def _nothing(link: Link, message: Any) -> None:
-    raise AssertionError("a gateway sends nothing over this link")

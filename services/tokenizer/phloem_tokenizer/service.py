@@ -95,7 +95,9 @@ class _Running:
         )
         self._links = Links(self._node, self._presence)
         self._streams = Streams(core.vocabulary, files.eos_ids, config.max_streams)
-        self._routes = GatewayRoutes(self._links, self._presence, lambda: self._profile, self._gateway_lost)
+        self._routes = GatewayRoutes(
+            self._links, self._presence, lambda: self._profile, self._gateway_lost, self._cancel
+        )
         self._desk = Desk(core, ctx.offload, ctx.bus.max_payload, clock)
         self._desk.on_done = self._note_idle
         self._config = config
@@ -129,7 +131,7 @@ class _Running:
         node.serve(Encode, self._desk.encode, limit=limit, busy=lambda _: Encoded(error=BUSY))
         node.serve(Detokenize, self._desk.detokenize, limit=limit, busy=lambda _: Detokenized(error=BUSY))
         node.serve(OpenStream, self._open, limit=MAX_OPENS, busy=_too_many_opens)
-        node.on(Cancel, self._cancel)
+        node.on(Cancel, lambda received: self._cancel(received.message))
         self._links.accept(
             Role.SCHEDULER,
             receives=Output,
@@ -173,9 +175,9 @@ class _Running:
         self._send(effects)
         return OpenReply(request.rid, request.attempt)
 
-    def _cancel(self, received: Received[Cancel]) -> None:
-        _log.debug("let go by its gateway", extra=about(received.message.rid))
-        self._streams.cancel(received.message, anyio.current_time())
+    def _cancel(self, cancel: Cancel) -> None:
+        _log.debug("let go by its gateway", extra=about(cancel.rid))
+        self._streams.cancel(cancel, anyio.current_time())
         self._note_idle()
 
     def _take(self, link: Link, output: Output) -> None:
