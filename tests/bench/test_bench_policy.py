@@ -390,7 +390,7 @@ def test_a_trace_that_cannot_be_read_is_told_in_one_line(
 def test_without_matplotlib_a_plot_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     code, shown = invoke("--quick", "--plot", str(tmp_path / "policy.png"))
-    assert (code, shown) == (1, "phloem bench: --plot needs matplotlib: pip install 'phloem[bench]'\n")
+    assert (code, shown) == (2, "phloem bench: --plot needs matplotlib: install Phloem with the extra 'bench'\n")
 
 
 def test_the_help_names_what_there_is() -> None:

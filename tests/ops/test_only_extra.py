@@ -58,8 +58,11 @@ def test_what_is_not_in_the_extra_cannot_be_imported(tmp_path: Path) -> None:
         (("phloem_gateway",), "gateway"),
         (("phloem_tokenizer",), "tokenizer"),
         (("phloem_grammar",), "grammar"),
+        (("phloem_gpu_worker",), "gpu-worker"),
         (("phloem", "serve", "--model", "tiny", "--http-port", "0", "--grpc-port", "-1"), "all"),
         (("phloem", "up"), "all"),
+        (("phloem", "bench", "serve"), "all"),
+        (("phloem", "bench", "peer", "vllm"), "all"),
     ],
 )
 def test_a_missing_extra_is_named_in_one_line(tmp_path: Path, command: tuple[str, ...], extra: str) -> None:

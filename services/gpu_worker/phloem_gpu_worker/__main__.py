@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 
-from phloem_bus import options
+from phloem_bus import extras, options
 from phloem_bus.run import add_probe, config_errors, run_service
 from phloem_proto.subjects import Role
 
-from .config import WorkerConfig
-from .service import WorkerService
+with extras.extra("gpu-worker"):
+    from .config import WorkerConfig
+    from .service import WorkerService
 
 _MODEL = "Model"
 

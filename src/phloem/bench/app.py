@@ -11,6 +11,8 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
+from phloem_bus.extras import advice
+
 from .policy.command import policy
 
 app = typer.Typer(
@@ -46,7 +48,7 @@ def serve(
     ] = 64,
     input_len: Annotated[int, typer.Option(help="unique, single: prompt tokens.")] = 64,
     output_len: Annotated[int, typer.Option(help="Answer tokens (max_tokens); give json at least 200.")] = 128,
-    range_ratio: Annotated[float, typer.Option(help="Lengths are drawn from [ratio x length, length].")] = 1.0,
+    range_ratio: Annotated[float, typer.Option(help="Lengths are drawn from ratio x length up to length.")] = 1.0,
     groups: Annotated[int, typer.Option(help="shared-prefix: groups.")] = 4,
     prompts_per_group: Annotated[int, typer.Option(help="shared-prefix: requests per group.")] = 16,
     prefix_len: Annotated[int, typer.Option(help="shared-prefix: tokens that a group shares.")] = 1024,
@@ -247,7 +249,7 @@ def _parts() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        _fail(f"needs {error.name}: pip install 'phloem[all]'")
+        _fail(advice(error, "all"), 2)
 
 
 def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> str:

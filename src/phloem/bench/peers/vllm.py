@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from phloem_bus.extras import advice
 from phloem_model import ModelFiles
 from phloem_model.cache import cache_root, locked, new_folder
 
@@ -64,7 +65,7 @@ def _folder(model: ModelFiles) -> Path:
     try:
         from .export import export
     except ModuleNotFoundError as error:
-        raise PeerFailed(f"writing the model for vLLM needs {error.name}: pip install 'phloem[all]'") from error
+        raise PeerFailed(f"writing the model for vLLM {advice(error, 'all')}") from error
     target = cache_root() / "exported" / f"{model.name}-{model.model_digest[:16]}"
     with locked(f"export-{model.model_digest[:16]}"):
         if not target.is_dir():

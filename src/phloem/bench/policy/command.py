@@ -13,6 +13,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+from phloem_bus.extras import advice
+
 if TYPE_CHECKING:
     from .plan import PolicyPlan
 
@@ -143,7 +145,7 @@ def policy(
 
 def _simulate(plan: PolicyPlan, output: Path | None, picture: Path | None, quiet: bool) -> None:
     if picture is not None and find_spec("matplotlib") is None:
-        _fail("--plot needs matplotlib: pip install 'phloem[bench]'")
+        _fail(f"--plot {advice(ModuleNotFoundError(name='matplotlib'), 'bench')}", 2)
     with _parts():
         from phloem.bench.traces import TraceError
 
@@ -192,7 +194,7 @@ def _parts() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        _fail(f"needs {error.name}: pip install 'phloem[all]'")
+        _fail(advice(error, "all"), 2)
 
 
 def _fail(message: object, code: int = 1) -> NoReturn:
