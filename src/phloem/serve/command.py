@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from typing import NoReturn
 
 import typer
 
@@ -10,6 +12,7 @@ from phloem_bus import extras, options
 from phloem_bus.run import config_errors
 from phloem_gateway.config import GatewayConfig
 from phloem_gpu_worker.config import WorkerConfig
+from phloem_model.errors import ModelUnavailable
 from phloem_proto.subjects import Role
 from phloem_scheduler.config import SchedulerConfig
 
@@ -22,6 +25,7 @@ _SCHEDULER = SchedulerConfig()
 
 
 def serve(
+    context: typer.Context,
     model: options.Model = options.MODEL,
     served_model_name: options.ServedModelName = "",
     http_host: flags.HttpHost = _GATEWAY.http_host,
@@ -60,6 +64,8 @@ def serve(
 
     Metrics of all of them are on the HTTP port, at /metrics.
     """
+    if context.args:
+        _fail(f"unexpected argument {context.args[0]!r}; a model is named with --model {context.args[0]}", 2)
     with config_errors():
         common = options.CommonOptions.of(
             Role.GATEWAY,
@@ -105,7 +111,10 @@ def serve(
             disable_radix_cache=disable_radix_cache,
         )
         check_gateway(gateway)
-        prepare_model(model)
+        try:
+            prepare_model(model)
+        except ModelUnavailable as error:
+            _fail(str(error), 1)
     # The grammar service starts its children by fork and exec; gRPC's own preparations for a fork are of no use then, and noisy.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
     # Only now: it loads torch, and `phloem --help` should not wait for that.
@@ -121,4 +130,9 @@ def serve(
         drain_s=common.drain_s,
         ready_file=common.ready_file,
     )
+    raise typer.Exit(code)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    print(f"phloem serve: {message}", file=sys.stderr)
     raise typer.Exit(code)

@@ -8,7 +8,7 @@ from phloem_bus.errors import ConfigError
 from phloem_gateway.config import GatewayConfig, read_keys
 from phloem_gateway.listening import bind
 from phloem_gpu_worker.config import STAND_IN
-from phloem_model import ModelError, resolve
+from phloem_model import ModelError, ModelUnavailable, resolve
 
 
 def check_gateway(config: GatewayConfig) -> None:
@@ -23,10 +23,17 @@ def check_gateway(config: GatewayConfig) -> None:
 
 
 def prepare_model(model: str) -> None:
-    """Fetch and convert it once, with progress on standard error, before three services ask for it. Raises ConfigError."""
+    """Fetch and convert it once, with progress on standard error, before three services ask for it.
+
+    Raises:
+        ConfigError: there is no such model, or it can't be used.
+        ModelUnavailable: it could not be fetched.
+    """
     if model.startswith(STAND_IN):
         return
     try:
         resolve(model, progress=lambda line: print(line, file=sys.stderr, flush=True))
+    except ModelUnavailable:
+        raise
     except ModelError as error:
         raise ConfigError("--model", str(error)) from error
