@@ -294,7 +294,7 @@ class NatsBus:
         self.violations += 1
         kind, subject = forbidden
         for mailbox in self._mailboxes:
-            if kind == "subscription" and mailbox.subject.lower() == subject:  # nats-py lowers all error texts
+            if kind == "subscription" and mailbox.subject.lower() == subject:
                 mailbox.refused = True
         if forbidden not in self._complaints and len(self._complaints) < _COMPLAINTS:
             self._complaints[forbidden] = None

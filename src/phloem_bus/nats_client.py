@@ -182,6 +182,9 @@ _VIOLATION = re.compile(r'permissions violation for (publish|subscription) to "(
 
 
 def violation(error: Exception) -> tuple[str, str] | None:
-    """(``publish`` or ``subscription``, subject in lower case) if the server said that this user may not."""
+    """(``publish`` or ``subscription``, subject in lower case) if the server said that this user may not.
+
+    nats-py lowers all error texts, so nothing can be told of the subject's own case.
+    """
     found = _VIOLATION.search(str(error))
-    return (found.group(1).lower(), found.group(2)) if found else None
+    return (found.group(1).lower(), found.group(2).lower()) if found else None

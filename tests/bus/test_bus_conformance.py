@@ -51,7 +51,7 @@ def test_subjects_match_as_in_nats(world: World, pattern: str, matching: str, ot
     world.run(main)
 
 
-@pytest.mark.parametrize("subject", ["", "a..b", "a b", ".a", "a.", "a\r\nPUB x 0"])
+@pytest.mark.parametrize("subject", ["", "a..b", "a b", ".a", "a.", "a\r\nPUB x 0", "a\0", 'a"b', "a\\b", "a.ü"])
 def test_what_is_no_subject_is_refused(world: World, subject: str) -> None:
     async def main(connect: Connect) -> None:
         bus = await connect()

@@ -298,8 +298,11 @@ def test_users_with_least_privilege_can_call_and_nothing_else(strict_server: Nat
 
             # What is not allowed fails by itself and costs nobody the connection.
             await gateway.publish("ph.d.m.worker.w1.scheduler", b"forged")
-            with pytest.raises(NotAllowed):
-                await gateway.subscribe("_INBOX_worker.>")
+            for forbidden in ("_INBOX_worker.>", "ph.D.M.worker.W-1.*", "ph.d.m.WORKER.w1", "ph.d.m.worker.'~{}"):
+                with pytest.raises(NotAllowed):
+                    await gateway.subscribe(forbidden)
+                with pytest.raises(NotAllowed):
+                    await gateway.subscribe(forbidden, queue="Q")
             with pytest.raises(TimedOut):
                 await gateway.request("ph.d.m.worker.w1.scheduler", b"forged", timeout=0.2)
             with pytest.raises(anyio.WouldBlock):
