@@ -18,6 +18,7 @@ from .errors import Disconnected, HelloRefused
 from .handshake import check_hello, mismatch
 from .link_end import Link, Owner
 from .node import Node, Received
+from .peers import LEFT
 from .presence import Peer, Presence
 
 __all__ = ["Link", "Links"]
@@ -259,9 +260,10 @@ class Links:
             return
         _log.info("the link to %s %s ended: it %s", link.peer_role, link.peer_instance, reason)
         self._forget(link, farewell=True)
+        link.ended = reason
         link.gone()
 
     def _on_peer_gone(self, peer: Peer) -> None:
         link = self._links.get((peer.role, peer.instance))
         if link is not None and link.peer_incarnation == peer.incarnation:
-            self._end(link, "is gone")
+            self._end(link, LEFT if peer.state == LEFT else "is gone")

@@ -59,6 +59,8 @@ class Link:
         self.peer_profile = Profile("")
         self.session = session
         self.term = term
+        self.ended = ""
+        """What the peer did that ended it, once the owner is told: `peers.LEFT` after a goodbye."""
         self._node = node
         self._owner = owner
         self._codec: Codec[Any] | None = None if owner.receives is None else Codec(owner.receives)

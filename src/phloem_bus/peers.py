@@ -18,6 +18,8 @@ DOUBT_S = 0.4
 UNREACHABLE_S = 0.5
 PROBE_S = 0.5
 """How long a probe waits for its answer."""
+LEFT = "left"
+"""State of a peer that said goodbye."""
 _FORMER = 1024
 """Former incarnations remembered, so that a late beat does not bring one back. The oldest are forgotten."""
 
@@ -127,12 +129,13 @@ class PeerTable:
         return News(changed=known if changed else None)
 
     def left(self, sender: Sender) -> Peer | None:
-        """A goodbye: remove and return the peer, if it was here. Beats of that incarnation no longer count."""
+        """A goodbye: remove and return the peer, ``left``, if it was here. Beats of that incarnation no longer count."""
         self._remember(sender)
         peer = self._peers[Role(sender.role)].get(sender.instance)
         if peer is None or peer.incarnation != sender.incarnation:
             return None
         del self._peers[peer.role][peer.instance]
+        peer.state = LEFT
         return peer
 
     def remove(self, peer: Peer) -> bool:

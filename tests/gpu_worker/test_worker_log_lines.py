@@ -143,3 +143,31 @@ def test_a_request_that_gets_a_slot_is_told(caplog: pytest.LogCaptureFixture) ->
         (ILL[:4].hex(), "takes slot 3 with plan 1"),
         (FINE[:4].hex(), "takes slot 4 with plan 1"),
     ]
+
+
+@pytest.mark.parametrize("goodbye", [True, False])
+def test_a_scheduler_that_says_goodbye_has_not_just_gone(caplog: pytest.LogCaptureFixture, goodbye: bool) -> None:
+    caplog.set_level(logging.INFO, "phloem")
+
+    async def main() -> None:
+        async with together("thread") as world:
+            scheduler = await world.scheduler()
+            link = await scheduler.hello()
+            link.send(Plan(1, pack_ids([3]), pack_ids([2]), opens=(opened(3, [1, 2]),)))
+            await scheduler.reports_of(1)
+            while "scheduler s is here" not in caplog.text:  # noqa: ASYNC110 - there is no event
+                await anyio.sleep(0.01)
+            if goodbye:
+                await scheduler.presence.goodbye()
+                await scheduler.lost.wait()
+            else:
+                link.close()
+                while "sequences" not in caplog.text:  # noqa: ASYNC110 - there is no event
+                    await anyio.sleep(0.01)
+
+    anyio.run(main)
+    *_, (_, said) = lines(caplog, logging.INFO)
+    assert said == (
+        "scheduler s has left in good order" if goodbye else "scheduler s is gone; its sequences are dropped"
+    )
+    assert lines(caplog, logging.WARNING) == []
