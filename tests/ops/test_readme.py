@@ -6,6 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
+import typer
+
+from phloem.bench.app import app as bench
 
 from .test_compose_file import OURS, settings_of
 
@@ -32,6 +35,12 @@ def test_the_file_tree_is_that_of_the_repository(root: Path) -> None:
         assert (above[indent] / name).exists(), line
         above[indent + 2] = above[indent] / name
     assert len(tree.splitlines()) > 20
+
+
+@pytest.mark.parametrize("page", ["README.md", "scripts/bench"])
+def test_every_command_of_the_bench_is_named(root: Path, page: str) -> None:
+    named = set(re.findall(r"scripts/bench (\w+) ", (root / page).read_text()))
+    assert named == set(typer.main.get_command(bench).commands)  # type: ignore[attr-defined]
 
 
 def test_settings_in_the_table_exist_with_the_default_shown(root: Path) -> None:
