@@ -1,24 +1,53 @@
-"""Read a GGUF file's metadata: the key-value part at its start, nothing of its tensors.
+"""Read the head of a GGUF file: its metadata, and where its tensors lie. Nothing of the tensors themselves.
 
-Own code instead of the `gguf` package, so that a service that holds no weights needs neither numpy nor a parse of every
-tensor. Every length in the file is checked against the file's size before it is believed.
+Own code instead of the `gguf` package: a service that holds no weights needs no numpy, and the package's reader takes seconds for the
+texts of a vocabulary, each of which it keeps as arrays. Every length in the file is checked against the file's size before it is believed.
 """
 
 import mmap
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from phloem_model.errors import ModelBroken
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MAX_KEYS = 65_536  # real files have some 30 to 60
+MAX_TENSORS = 1 << 20
+MAX_DIMENSIONS = 4
+ALIGNMENT = 32  # of tensors, where the metadata name no other
 MAX_NESTING = 4  # arrays of arrays; real files have one level
 
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY = 8, 9
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """Where a tensor lies."""
+
+    shape: tuple[int, ...]  # outermost first, as in numpy; the file has it the other way round
+    kind: int  # ggml's number of its element type
+    offset: int  # in bytes, from the start of the file
+
+    @property
+    def elements(self) -> int:
+        return prod(self.shape)
+
+
+def read_header(path: Path) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
+    """The metadata of a GGUF file, as `read_metadata` gives them, and its tensors by name, in the file's order.
+
+    Raises ModelBroken when the file cannot be read or is not a whole GGUF header. Whether the tensors are whole is not looked at: that
+    takes the sizes of their types.
+    """
+    return _read(path, _Cursor.header)
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
@@ -26,9 +55,13 @@ def read_metadata(path: Path) -> dict[str, Any]:
 
     Raises ModelBroken when the file cannot be read or is not a whole GGUF header.
     """
+    return _read(path, _Cursor.metadata)
+
+
+def _read(path: Path, part: "Callable[[_Cursor], R]") -> R:
     try:
         with path.open("rb") as handle, mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _Cursor(data, path).metadata()
+            return part(_Cursor(data, path))
     except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
         raise ModelBroken(path, f"cannot be read ({error})") from error
 
@@ -40,6 +73,7 @@ class _Cursor:
         self._data = data
         self._path = path
         self._at = 0
+        self._tensor_count = 0
         self._readers: dict[int, Callable[[], Any]] = {
             kind: self._scalar_reader(struct.Struct(form)) for kind, form in _SCALARS.items()
         }
@@ -51,7 +85,7 @@ class _Cursor:
         version = self._readers[4]()
         if version not in VERSIONS:
             raise ModelBroken(self._path, f"has GGUF version {version}, known are {VERSIONS}")
-        self._readers[10]()  # number of tensors
+        self._tensor_count = self._readers[10]()
         count = self._readers[10]()
         if count > MAX_KEYS:
             raise ModelBroken(self._path, f"claims {count} metadata keys")
@@ -60,6 +94,29 @@ class _Cursor:
             key = self._string()
             result[key] = self._value(self._readers[4](), 0)
         return result
+
+    def header(self) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
+        metadata = self.metadata()
+        if self._tensor_count > MAX_TENSORS:
+            raise ModelBroken(self._path, f"claims {self._tensor_count} tensors")
+        alignment = metadata.get("general.alignment", ALIGNMENT)
+        if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
+            raise ModelBroken(self._path, f"has tensors aligned to {alignment!r}, which is no power of two")
+        found: dict[str, TensorInfo] = {}
+        for _ in range(self._tensor_count):
+            name = self._string()
+            if name in found:
+                raise ModelBroken(self._path, f"has two tensors {name!r}")
+            found[name] = self._tensor()
+        start = -(-self._at // alignment) * alignment
+        return metadata, {name: replace(info, offset=start + info.offset) for name, info in found.items()}
+
+    def _tensor(self) -> TensorInfo:
+        dimensions = self._readers[4]()
+        if dimensions > MAX_DIMENSIONS:
+            raise ModelBroken(self._path, f"has a tensor of {dimensions} dimensions")
+        inner_first = [self._readers[10]() for _ in range(dimensions)]
+        return TensorInfo(tuple(reversed(inner_first)), kind=self._readers[4](), offset=self._readers[10]())
 
     def _value(self, kind: int, depth: int) -> Any:
         if kind == _ARRAY:

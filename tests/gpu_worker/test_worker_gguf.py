@@ -14,6 +14,7 @@ import torch
 
 import phloem_model
 from phloem_gpu_worker.errors import BadWeights, UnsupportedModel
+from phloem_gpu_worker.gguf_weights import LAYER_NAMES, GgufSource
 from phloem_gpu_worker.load import PoolSize, load_decoder, make_runner
 from phloem_gpu_worker.weights import SafetensorsSource
 
@@ -66,8 +67,8 @@ def converted(name: str, weight: Any, config: dict[str, Any]) -> Any:
     return weight.reshape(heads, 2, rows, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
 
 
-def write_gguf(path: Path, folder: Path) -> None:
-    """A GGUF with the weights of a saved tiny model, as a converter writes them."""
+def write_gguf(path: Path, folder: Path, more: dict[str, tuple[Any, Any]] | None = None) -> None:
+    """A GGUF with the weights of a saved tiny model, as a converter writes them, and ``more``: bytes and their type by name."""
     from gguf import GGUFWriter
 
     config = json.loads((folder / "config.json").read_text())
@@ -93,6 +94,8 @@ def write_gguf(path: Path, folder: Path) -> None:
         layered = parts[0] == "layers"
         stored = f"blk.{parts[1]}.{inner[parts[-2]]}" if layered else names[parts[0]]
         writer.add_tensor(f"{stored}.{parts[-1]}", converted(name, source.get(name).numpy(), config))
+    for stored, (raw, kind) in (more or {}).items():
+        writer.add_tensor(stored, raw, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -109,6 +112,69 @@ def test_a_gguf_equals_its_safetensors(model_folder: Folder, tmp_path: Path, nam
         runner = make_runner(load_decoder(weights, torch.float32, CPU), PoolSize(16, tokens=64))
         logits.append(runner.forward(batch_of([(ids, 0, [1, 0])], every=True)).logits)
     torch.testing.assert_close(logits[0], logits[1], atol=1e-5, rtol=1e-5)
+
+
+def test_the_default_models_weights_are_those_of_the_gguf_package() -> None:
+    """Bit for bit, and the architecture from metadata that we read ourselves."""
+    from gguf import GGUFReader, dequantize
+
+    path = default_gguf()
+    source = GgufSource(path)
+    tensors = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
+    layer = {f"blk.7.{stored}.weight": f"layers.7.{name}.weight" for name, stored in LAYER_NAMES.items()}
+    for stored, name in {
+        "token_embd.weight": "embed_tokens.weight",
+        "output_norm.weight": "norm.weight",
+        **layer,
+    }.items():
+        assert source.has(name) == (stored in tensors)
+        if stored not in tensors or stored.split(".")[-2] in (
+            "attn_q",
+            "attn_k",
+        ):  # their rows are put in another order
+            continue
+        expected = np.array(dequantize(tensors[stored].data, tensors[stored].tensor_type), dtype=np.float32)
+        assert np.array_equal(source.get(name).numpy().view(np.uint32), expected.view(np.uint32)), name
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q6_K"])
+def test_every_kind_of_weight_is_dequantised_as_by_the_gguf_package(
+    model_folder: Folder, tmp_path: Path, kind: str
+) -> None:
+    """A tensor of more blocks than are taken at once, and one of a part of that."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, dequantize
+
+    path, stored = tmp_path / "tiny.gguf", GGMLQuantizationType[kind]
+    block, size = GGML_QUANT_SIZES[stored]
+    draw = np.random.default_rng(3)
+    # Of floats only finite ones, 14 bits of which are drawn.
+    raw = [
+        draw.integers(0, 0x3C if stored.name.endswith("F32") else 64, (rows, 768 // block * size), np.uint8)
+        for rows in (173, 3)
+    ]
+    write_gguf(path, model_folder("llama"), {"big": (raw[0], stored), "small": (raw[1], stored)})
+    source = GgufSource(path)
+    for tensor in GGUFReader(path).tensors:
+        expected = np.array(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
+        if tensor.name.endswith(("attn_q.weight", "attn_k.weight")):
+            continue
+        got = source._dequantised(tensor.name).numpy()
+        assert got.shape == expected.shape
+        assert got.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("kind", [99, 24])
+def test_a_weight_of_an_unknown_type_or_cut_short_is_named(model_folder: Folder, tmp_path: Path, kind: int) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, model_folder("llama"))
+    whole = path.read_bytes()
+    at = whole.index(b"output_norm.weight") + len(b"output_norm.weight") + 4 + 8
+    path.write_bytes(whole[:at] + kind.to_bytes(4, "little") + whole[at + 4 :])
+    with pytest.raises(UnsupportedModel, match=rf"output_norm\.weight .*{kind}"):
+        load_decoder(path, torch.float32, CPU)
+    path.write_bytes(whole[:-64])
+    with pytest.raises(BadWeights, match="is cut short"):
+        load_decoder(path, torch.float32, CPU)
 
 
 def test_what_is_no_model_is_refused_by_name(tmp_path: Path) -> None:

@@ -12,13 +12,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from gguf import GGUFReader, dequantize
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 from torch import Tensor
+
+from phloem_model.errors import ModelBroken
+from phloem_model.gguf_header import TensorInfo, read_header
 
 from .architecture import Architecture, RopeScaling
 from .errors import BadWeights, UnsupportedModel
 
-_LAYER_NAMES = {
+LAYER_NAMES = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
@@ -32,6 +35,8 @@ _LAYER_NAMES = {
     "post_attention_layernorm": "ffn_norm",
 }
 _TOP_NAMES = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
+GROUP = 1 << 16
+"""Elements that are dequantised together."""
 _FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 
 
@@ -44,11 +49,10 @@ class GgufSource:
 
     def __init__(self, path: Path) -> None:
         try:
-            reader = GGUFReader(path)
-        except ValueError as error:
+            self._fields, self._tensors = read_header(path)
+        except ModelBroken as error:
             raise UnsupportedModel(f"not a readable GGUF file: {error}") from None
-        self._fields = reader.fields
-        self._tensors = {tensor.name: tensor for tensor in reader.tensors}
+        self._bytes = np.memmap(path, np.uint8, "r")
         self.architecture = self._read_architecture()
 
     def has(self, name: str) -> bool:
@@ -59,8 +63,7 @@ class GgufSource:
         stored = _stored_name(name)
         if stored not in self._tensors:
             raise BadWeights(f"weight {name} is missing")
-        tensor = self._tensors[stored]
-        weight = torch.from_numpy(np.array(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32))
+        weight = self._dequantised(stored)
         if self.architecture.family == "llama" and stored.startswith("blk."):
             heads = {"attn_q": self.architecture.heads, "attn_k": self.architecture.kv_heads}.get(stored.split(".")[2])
             if heads is not None:
@@ -71,7 +74,22 @@ class GgufSource:
         """Divisors of the rotary frequencies: float32 [head_dim / 2], or None."""
         if "rope_freqs.weight" not in self._tensors:
             return None
-        return torch.from_numpy(np.array(self._tensors["rope_freqs.weight"].data, dtype=np.float32))
+        return self._dequantised("rope_freqs.weight")
+
+    def _dequantised(self, stored: str) -> Tensor:
+        """A tensor of the file as float32. Blocks are taken in groups that a core's cache holds: the package's own are 16 rows, too small."""
+        info = self._tensors[stored]
+        kind, block, size = _layout(stored, info)
+        blocks = info.elements // block
+        raw = self._bytes[info.offset : info.offset + blocks * size]
+        if raw.size < blocks * size:
+            raise BadWeights(f"weight {stored} is cut short")
+        weight = np.empty((blocks, block), np.float32)
+        step = max(1, GROUP // block)
+        for first in range(0, blocks, step):
+            group = raw[first * size : (first + step) * size]
+            weight[first : first + step] = dequantize(group[None], kind).reshape(-1, block)
+        return torch.from_numpy(weight.reshape(info.shape))
 
     def _read_architecture(self) -> Architecture:
         stored = self._value("general.architecture", "")
@@ -90,7 +108,7 @@ class GgufSource:
         window = number("attention.sliding_window", 0)
         return Architecture(
             family=_FAMILIES[stored],
-            vocab_size=int(self._tensors["token_embd.weight"].shape[1]),
+            vocab_size=self._tensors["token_embd.weight"].shape[0],
             hidden_size=hidden,
             intermediate_size=int(number("feed_forward_length")),
             layers=layers,
@@ -107,8 +125,20 @@ class GgufSource:
         )
 
     def _value(self, key: str, default: Any) -> Any:
-        field = self._fields.get(key)
-        return default if field is None else field.contents()
+        return self._fields.get(key, default)
+
+
+def _layout(stored: str, info: TensorInfo) -> tuple[GGMLQuantizationType, int, int]:
+    """The type of a tensor, and how many elements and bytes its blocks have."""
+    try:
+        kind = GGMLQuantizationType(info.kind)
+        block, size = GGML_QUANT_SIZES[kind]
+        dequantize(np.zeros((1, size), np.uint8), kind)
+    except (ValueError, KeyError, NotImplementedError):
+        raise UnsupportedModel(f"weight {stored} is of a type that can't be dequantised ({info.kind})") from None
+    if info.shape and info.shape[-1] % block:
+        raise BadWeights(f"weight {stored} has rows of {info.shape[-1]}, no multiple of its type's {block}")
+    return kind, block, size
 
 
 def _stored_name(name: str) -> str:
@@ -116,7 +146,7 @@ def _stored_name(name: str) -> str:
     stem, _, kind = name.rpartition(".")
     if stem.startswith("layers."):
         _, layer, inner = stem.split(".", 2)
-        return f"blk.{layer}.{_LAYER_NAMES.get(inner, inner)}.{kind}"
+        return f"blk.{layer}.{LAYER_NAMES.get(inner, inner)}.{kind}"
     return f"{_TOP_NAMES.get(stem, stem)}.{kind}"
 
 
