@@ -124,9 +124,13 @@ class Desk:
             await self._idle.wait()
 
     async def _decide(self) -> None:
+        connected = self._node.bus.connected_since
         while True:
             self._wake = anyio.Event()
             now = anyio.current_time()
+            if connected != self._node.bus.connected_since:
+                connected = self._node.bus.connected_since
+                self.core.events.interrupted()
             with self.passes.timed():
                 self._act(self.core.decide(now))
             if not self.core.life.live:
