@@ -6,6 +6,7 @@ seconds on any clock that never goes back. Equal sequences of calls give equal a
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 
 from phloem_proto.messages import (
@@ -24,6 +25,7 @@ from phloem_proto.messages import (
     Pin,
     Pins,
     Radix,
+    RadixReply,
     Result,
     StopAt,
     Unpin,
@@ -57,6 +59,8 @@ from .worker import WorkerState
 UNLINKED_S = 3.0
 # Flushes that wait for the scheduler to be idle; each is a person or a test waiting at an HTTP call.
 MOST_FLUSHES = 64
+# Pictures of the tree that wait for their pass: at most a second of work, which is how long a gateway waits for one.
+MOST_LOOKS = 64
 # Cached pages of a worker that is gone, or of a flush, which one pass takes out of the tree: some 2 ms.
 CLEARED_PER_PASS = 1024
 # Requests that one pass looks after when something concerns many at once: some 5 ms.
@@ -106,6 +110,7 @@ class Core:
         self._actions: list[Action] = []
         self._unlinked: dict[str, float] = {}  # detokeniser -> since when requests are routed to it without a link
         self._slices = Slices(REQUESTS_PER_PASS)
+        self._looks: deque[tuple[Radix, object]] = deque()
         self._flushes: list[tuple[float, object]] = []
         self._flushed_pages = 0  # by the flush that is under way
         self._workerless_since: float | None = None
@@ -339,8 +344,11 @@ class Core:
         self._reply(ticket, self.pins.of(message.owner, now))
 
     def radix(self, message: Radix, ticket: object) -> None:
-        """A picture of the tree."""
-        self._reply(ticket, picture(message, self.tree, self.workers.values(), self.waiting))
+        """A picture of the tree, made at the end of a pass: one in each, so that any number of those who look keep no worker waiting."""
+        if len(self._looks) >= MOST_LOOKS:
+            self._reply(ticket, RadixReply(error=ErrorInfo("busy", "too many look at once", retry_after_ms=1000)))
+        else:
+            self._looks.append((message, ticket))
 
     def watch(self, message: KvWatch, ticket: object, now: float) -> None:
         """Publish what enters and leaves the caches for a while; with `snapshot`, first all that is there."""
@@ -379,6 +387,9 @@ class Core:
         self._clear()
         self._flush_if_idle(now)
         self._actions.extend(map(PublishKv, self.events.take()))
+        if self._looks:
+            message, ticket = self._looks.popleft()
+            self._reply(ticket, picture(message, self.tree, self.workers.values(), self.waiting))
         actions, self._actions = self._actions, []
         return actions
 
@@ -478,7 +489,7 @@ class Core:
 
     def next_wakeup(self, now: float) -> float | None:
         """When `decide` should be called although nothing happens; None if only events matter."""
-        more = self._leaving or self._slices or self.events.under_way or self.ledger.overdue(now)
+        more = self._leaving or self._slices or self._looks or self.events.under_way or self.ledger.overdue(now)
         if more or (self._flushes and self.idle):
             return now
         waits = self.ledger.requests or self._flushes or self._unlinked or len(self.pins) or self.events.watched
