@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from phloem_gateway import kv_stream
 from phloem_gateway.errors import ApiError
 from phloem_gateway.kv_stream import KvStream, weight, well_formed
 from phloem_proto import messages as m
@@ -99,6 +100,16 @@ def test_a_filter_keeps_other_workers_out() -> None:
     stream.owed = False
     assert fed(stream, batch(3, snapshot=1, worker="x"), batch(1, worker="x"), batch(3, snapshot=1)) == [(3, 1)]
     assert not stream.owed
+
+
+def test_workers_that_come_and_go_are_forgotten() -> None:
+    stream = KvStream(snapshot=True)
+    for number in range(3 * kv_stream.MAX_WORKERS):
+        assert fed(stream, batch(1, worker=f"w{number}", snapshot=1)) == [(1, 1)]
+    newest = f"w{number}"
+    assert fed(stream, batch(1, worker="w0", snapshot=2), batch(1, worker=newest, snapshot=2)) == [(1, 2)]
+    assert fed(stream, batch(2, worker="w0"), batch(2, worker=newest)) == [(2, 0)]
+    assert stream.owed
 
 
 def test_a_reader_that_leaves_too_much_is_ended_and_keeps_nothing() -> None:

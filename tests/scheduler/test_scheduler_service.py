@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import anyio
 import pytest
 
@@ -18,13 +20,16 @@ from phloem_proto.messages import (
     Grammar,
     GrammarSpec,
     Held,
+    KvEvents,
+    KvWatch,
+    KvWatchReply,
     Live,
     LiveReply,
     LiveRequest,
     SamplingParams,
     Verdict,
 )
-from phloem_proto.subjects import Role
+from phloem_proto.subjects import KV, Role
 from phloem_scheduler.config import SchedulerConfig
 from phloem_scheduler.leadership import Leadership
 from phloem_scheduler.service import SchedulerService
@@ -121,6 +126,28 @@ async def test_a_killed_gateway_frees_everything() -> None:
         place.gateway.kill()
         await place.until(lambda: not place.service.core.ledger.requests)
         await place.until(lambda: place.service.core.idle)
+
+
+async def test_a_break_of_the_bus_shows_as_one_gap_in_the_cache_events() -> None:
+    got: list[KvEvents] = []
+    async with town() as place:
+        node = place.gateway.node
+        node.on(KvEvents, lambda received: got.append(received.message))
+        await place.tasks.start(node.join, KV, KvEvents)
+        watch = await node.call(Role.SCHEDULER, "s1", KvWatch("g1"), KvWatchReply, timeout=2.0)
+        assert watch.error is None
+        await place.open(PROMPT * 4, max_tokens=1)
+        await place.until(lambda: place.ends and got)
+        place.broker.stop()
+        place.broker.start()
+        gaps: list[KvEvents] = []
+
+        def gap() -> bool:
+            gaps[:] = [after for before, after in pairwise(got) if after.seq != before.seq + 1]
+            return bool(gaps)
+
+        await place.until(gap)
+        assert [(one.snapshot, one.events) for one in gaps] == [(0, ())]
 
 
 async def test_grammars_are_judged_by_whoever_answers() -> None:

@@ -8,7 +8,9 @@ import pytest
 
 from phloem_proto.messages import KvEvents, KvWatch, KvWatchReply
 from phloem_scheduler import events
+from phloem_scheduler.cache import Cache
 from phloem_scheduler.events import hashes_of
+from phloem_scheduler.node import Node
 from phloem_scheduler.settings import Settings
 from phloem_scheduler.snapshot import Snapshot
 
@@ -192,3 +194,78 @@ def test_nobody_is_left_to_watch_in_the_middle_of_a_snapshot(monkeypatch: pytest
     world.cancel(rid)
     world.turn()
     assert not world.events
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 256, 1024])
+def test_no_message_is_larger_than_can_travel_whatever_the_page_size(page_size: int) -> None:
+    world = World(
+        Settings(chunk_tokens=0x20000),
+        profile(pages=0x40000 // page_size, page_size=page_size, max_step_tokens=0x20000, context_length=0x10000),
+    )
+    watch(world)
+    for number in range(5):
+        world.open([number] * 0xC000, max_tokens=0)
+    world.finish()
+    watch(world)
+    world.turn()
+    while world.core.events.under_way:
+        world.turn()
+    told = [sum(len(event.ids) // 4 for event in message.events) for message in world.events]
+    changes = [count for count, message in zip(told, world.events, strict=True) if not message.snapshot]
+    assert sum(changes) == 5 * 0xC000 == sum(told) - sum(changes)
+    assert max(told) < events.TOKENS_PER_MESSAGE + 0x10000
+
+
+def test_a_pass_of_a_snapshot_is_short_although_all_it_passes_by_is_on_other_workers() -> None:
+    tree = new_cache(page_size=1).tree
+    mine, other = Cache(tree, 64), Cache(tree, 512)
+    put(mine, key(1, 2, 3))
+    for number in range(100):
+        put(other, key(1, 2, 500 + number))
+        put(other, key(9), (f"salt {number}", ""))
+    snapshot = Snapshot(mine.shelf, tree)
+    passes = 0
+    told: list[Node] = []
+    while not snapshot.done:
+        before = snapshot.cost
+        told += snapshot.part(10)
+        assert snapshot.cost - before <= 10 + 3
+        passes += 1
+    assert sum(len(node.copies[mine.shelf].pages) for node in told) == 3
+    assert passes >= 30
+
+
+def test_a_break_of_the_connection_shows_as_a_gap_of_every_worker_even_if_nothing_changes_afterwards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(events, "BLOCKS_PER_PASS", 4)
+    world = World(shape=profile(pages=200, page_size=2), workers=2)
+    for number in range(12):
+        world.open([number] * 20, max_tokens=1)
+    world.finish()
+    watch(world)
+    world.turn()
+    assert world.core.events.under_way
+    known = {message.worker: message.seq for message in world.events}
+    world.events.clear()
+    world.core.events.interrupted()
+    world.turn()
+    assert {message.worker: (message.seq, message.snapshot) for message in world.events} == {
+        name: (known.get(name, 0) + 2, 0) for name in ("w0", "w1")
+    }
+    assert not world.core.events.under_way
+    world.events.clear()
+    follower = Follower()
+    watch(world)
+    while world.core.events.under_way:
+        world.turn()
+    for message in world.events:
+        follower.take(message)
+    assert follower.blocks == {name: cached(world, name) for name in ("w0", "w1")}
+
+
+def test_a_break_means_nothing_while_nobody_watches() -> None:
+    world = World()
+    world.core.events.interrupted()
+    world.turn()
+    assert world.events == []

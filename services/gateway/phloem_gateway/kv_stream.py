@@ -124,7 +124,9 @@ class KvStream:
         self._places.pop(batch.worker, None)
         self._places[batch.worker] = batch.incarnation, batch.seq
         while len(self._places) > MAX_WORKERS:
-            del self._places[next(iter(self._places))]
+            forgotten = next(iter(self._places))
+            del self._places[forgotten]
+            self._in_snapshot.pop(forgotten, None)
 
 
 def weight(batch: KvEvents) -> int:

@@ -21,8 +21,9 @@ from .snapshot import Snapshot
 from .tree import RadixTree
 
 WATCH_S = 10.0
-# Blocks in one message: about 1 MB with their tokens at 16 tokens per page.
+# Blocks in one message, and tokens: half a megabyte of ids, so that it can travel whatever the page size.
 BLOCKS_PER_MESSAGE = 8192
+TOKENS_PER_MESSAGE = 131_072
 # Blocks that one pass hashes for a snapshot: some 5 ms.
 BLOCKS_PER_PASS = 4096
 # Gateways that watch; each costs one entry.
@@ -109,8 +110,14 @@ class Events:
 
     def _count(self, shelf: Shelf, stream: Stream, blocks: int) -> None:
         stream.blocks += blocks
-        if stream.blocks >= BLOCKS_PER_MESSAGE:
+        if stream.blocks >= self._most:
             self._flush(shelf, stream)
+
+    @property
+    def _most(self) -> int:
+        """Blocks after which a message is closed."""
+        assert self._tree is not None
+        return max(1, min(BLOCKS_PER_MESSAGE, TOKENS_PER_MESSAGE // self._tree.page_size))
 
     # --- Watchers -------------------------------------------------------------------------------------------------------------
 
@@ -148,15 +155,26 @@ class Events:
         return self._snapshot
 
     def _tell(self, snapshot: Snapshot, most: int) -> int:
-        """One message with the next part of a snapshot; returns how many blocks are in it."""
+        """One message with the next part of a snapshot; returns what it cost (see `Snapshot.part`)."""
         assert self._tree is not None
-        events = [_stored(node, 0, self._tree.page_size) for node in snapshot.part(most)]
+        before = snapshot.cost
+        events = [_stored(node, 0, self._tree.page_size) for node in snapshot.part(min(most, self._most))]
         if events or not snapshot.begun:
             self._out.append(self._message(self._streams[snapshot.shelf], events, 2 if snapshot.begun else 1))
             snapshot.begun = True
         if snapshot.done:
             self._snapshot = None
-        return sum(len(event.hashes) // 8 for event in events)
+        return snapshot.cost - before
+
+    def interrupted(self) -> None:
+        """What was published may not have reached everybody: each stream shows a gap, at once, so that who wants to know asks for a snapshot."""
+        if not self._watchers:
+            return
+        self._snapshot = None
+        self._asked.clear()
+        for stream in self._streams.values():
+            stream.seq += 2  # one is missing
+            self._out.append(self._message(stream, [], 0))
 
     def expire(self, now: float) -> None:
         """Forget watchers that did not renew; without any, nothing is collected."""
@@ -187,7 +205,7 @@ class Events:
         """Tell what has changed, unless it has to wait for the end of a snapshot."""
         if self._snapshot is not None and self._snapshot.shelf is shelf:
             return
-        for events in runs(stream.pending):
+        for events in runs(stream.pending, self._most) if stream.pending else ():
             stream.seq += 1
             self._out.append(self._message(stream, events, 0))
         stream.pending, stream.blocks = [], 0
@@ -197,14 +215,14 @@ class Events:
         return KvEvents(stream.worker, stream.incarnation, stream.seq, self._tree.page_size, tuple(events), snapshot)
 
 
-def runs(events: list[KvEvent]) -> Iterator[list[KvEvent]]:
-    """events in order, in runs of about `BLOCKS_PER_MESSAGE` blocks."""
+def runs(events: list[KvEvent], most: int) -> Iterator[list[KvEvent]]:
+    """events in order, in runs of about `most` blocks."""
     run: list[KvEvent] = []
     blocks = 0
     for event in events:
         run.append(event)
         blocks += len(event.hashes) // 8
-        if blocks >= BLOCKS_PER_MESSAGE:
+        if blocks >= most:
             yield run
             run, blocks = [], 0
     if run:

@@ -16,6 +16,7 @@ class Snapshot:
     def __init__(self, shelf: Shelf, tree: RadixTree) -> None:
         self.shelf = shelf
         self.begun = False  # the caller notes here that it has told of a part
+        self.cost = 0  # pages given, and nodes passed by
         self._stack = list(tree.roots.values())
         self._told: dict[Node, None] = {}
 
@@ -24,18 +25,20 @@ class Snapshot:
         """Whether no node is left."""
         return not self._stack
 
-    def part(self, pages: int) -> list[Node]:
-        """The next nodes, parents before children, with about so many pages in all."""
+    def part(self, most: int) -> list[Node]:
+        """The next nodes, parents before children, for a cost of about `most`."""
         nodes: list[Node] = []
-        while self._stack and pages > 0:
+        end = self.cost + most
+        while self._stack and self.cost < end:
             node = self._stack.pop()
+            self.cost += 1
             if node.parent is not None and self.shelf not in node.copies:
                 continue
             self._stack.extend(node.children.values())
             for step in self._untold(node):
                 self._told[step] = None
                 nodes.append(step)
-                pages -= len(step.copies[self.shelf].pages)
+                self.cost += len(step.copies[self.shelf].pages)
         return nodes
 
     def _untold(self, node: Node) -> list[Node]:
