@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import anyio
+
 from phloem_bus.node import Received
 from phloem_proto import messages as m
 from phloem_proto.codec import pack_ids
@@ -26,6 +28,8 @@ class FakeCache:
     kept: list[int | None] = field(default_factory=list)
     """Tokens that the next new leases keep (None: nothing is left); then all whole pages."""
     refuse: m.ErrorInfo | None = None
+    hold: anyio.Event | None = None
+    """Until it is set, leases are made, but nobody is told."""
     radix: m.RadixReply = field(default_factory=lambda: m.RadixReply(page_size=PAGE))
     looked: list[m.Radix] = field(default_factory=list)
     watches: list[m.KvWatch] = field(default_factory=list)
@@ -47,7 +51,7 @@ class FakeCache:
         self.pins.clear()
         for seen in (self.asked, self.kept, self.looked, self.watches):
             seen.clear()
-        self.refuse = self.refuse_watch = None
+        self.refuse = self.refuse_watch = self.hold = None
         self.radix = m.RadixReply(page_size=PAGE)
 
     async def _pin(self, received: Received[m.Pin]) -> m.PinReply:
@@ -59,7 +63,7 @@ class FakeCache:
         if known is None and not wanted.ids:
             return m.PinReply(error=m.ErrorInfo("not_found", "no such pin", "pin"))
         tokens: int | None = len(wanted.ids) // 4 // PAGE * PAGE
-        if known is not None:
+        if known is not None and not wanted.replace:
             tokens = known.tokens
         elif self.kept:
             tokens = self.kept.pop(0)
@@ -67,6 +71,8 @@ class FakeCache:
             return m.PinReply(m.PinInfo(wanted.pin, 0, "worker0", 0))
         info = m.PinInfo(wanted.pin, tokens, "worker0", wanted.ttl_ms)
         self.pins[wanted.owner, wanted.pin] = info
+        if self.hold is not None:
+            await self.hold.wait()
         return m.PinReply(info)
 
     async def _unpin(self, received: Received[m.Unpin]) -> m.PinReply:

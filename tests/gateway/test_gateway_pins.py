@@ -163,6 +163,47 @@ async def test_a_client_that_leaves_takes_no_lease(shared: World, cache: FakeCac
     assert (caller.status, cache.asked) == (None, [])
 
 
+@pytest.mark.parametrize("over", ["HTTP", "gRPC"])
+@pytest.mark.parametrize("own", [{}, {"id": "mine"}])
+async def test_a_client_that_leaves_before_it_hears_of_its_lease_has_none_that_it_does_not_know(
+    shared: World, cache: FakeCache, client: Client, over: str, own: dict[str, str]
+) -> None:
+    cache.hold = anyio.Event()
+    caller = Caller(shared.service.app)
+    async with anyio.create_task_group() as tasks:
+        asked = None
+        if over == "HTTP":
+            tasks.start_soon(caller.call, "/pins", json.dumps({"text": TEXT} | own).encode())
+        else:
+            asked = client.method("Pin")(client.message("PinRequest", text=TEXT, **own))
+        await shared.until(lambda: bool(cache.pins))
+        caller.gone.set()
+        if asked is not None:
+            asked.cancel()
+        if own:
+            await shared.until(lambda: over == "gRPC" or caller.status is None)
+        else:
+            await shared.until(lambda: not cache.pins)
+    assert [pin for _, pin in cache.pins] == list(own.values())
+
+
+@pytest.mark.parametrize(("own", "left"), [({}, 0), ({"id": "mine"}, 1)])
+async def test_an_error_after_a_part_was_kept_leaves_no_lease_that_its_client_does_not_know(
+    own: dict[str, str], left: int
+) -> None:
+    async with world() as made:
+        scheduler = made.backend.scheduler
+        cache = FakeCache.attach(scheduler)
+        cache.kept = [12]
+
+        def refuse_from_now_on(_: Any) -> None:
+            scheduler.refuse_open = m.ErrorInfo("queue_full", "full", retry_after_ms=1000)
+
+        scheduler.node.on(m.Pin, refuse_from_now_on)
+        refused = await made.post("/pins", {"text": TEXT} | own)
+        assert (refused.status_code, len(cache.pins)) == (429, left)
+
+
 async def test_owners_see_their_own_leases_only(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("alpha\nbeta\n")

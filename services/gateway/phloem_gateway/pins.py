@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 TRIES = 3
 """How often a prompt is computed when some of its pages are evicted before they are kept."""
+LET_GO_S = 2.0
+"""How long a client's end may wait until the lease that it will not hear of is given back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +51,10 @@ class PinDesk:
         self._page_size = (("", 0), 0)
 
     async def pin(self, owner: str, wish: PinWish, request_id: str, timeout_s: float | None = None) -> Pinned:
-        """Compute a prompt and keep it. A lease of ``owner`` with the same id is replaced.
+        """Compute a prompt and keep it. A lease of ``owner`` with the same id is replaced, or left as it is if that fails.
 
-        What the result says is kept may be less than the prompt, if pages went in between each time.
+        What the result says is kept may be less than the prompt, if pages went in between each time. Whoever does not hear of its lease, as it
+        left or gets an error, does not have one, unless it gave the id.
 
         Raises:
             ApiError: refused, too many leases, or nobody to do it.
@@ -59,22 +63,29 @@ class PinDesk:
         limit = self._gateway.config.request_timeout_s
         end = anyio.current_time() + (limit if timeout_s is None else min(limit, timeout_s))
         page_size = await self._tokens_per_page()
-        replaces = wish.ident is not None
-        cached, kept = 0, None
-        for attempt in range(TRIES):
-            live = await self._compute(owner, wish, request_id, end - anyio.current_time())
-            if attempt == 0:
-                cached = max(live.cached_tokens, 0)
-            whole = _whole_pages(wish, live.prompt_tokens, page_size)
-            if replaces:  # a known id would be renewed, and keep what it has
-                await self._call(Unpin(owner, ident))
-            kept = await self._keep(owner, ident, wish, live.prompt)
-            if kept is not None and kept.tokens >= whole:
-                break
-            replaces = kept is not None
+        cached, kept, unheard = 0, None, False
+        try:
+            for attempt in range(TRIES):
+                live = await self._compute(owner, wish, request_id, end - anyio.current_time())
+                if attempt == 0:
+                    cached = max(live.cached_tokens, 0)
+                whole = _whole_pages(wish, live.prompt_tokens, page_size)
+                unheard = wish.ident is None
+                kept = await self._keep(owner, ident, wish, live.prompt)
+                if kept is not None and kept.tokens >= whole:
+                    break
+        except BaseException:
+            if unheard:
+                await self._let_go(owner, ident)
+            raise
         if kept is None:
             raise unavailable("Nothing of the prompt stayed in the cache for long enough to be kept.")
         return Pinned(kept, live.prompt_tokens, cached)
+
+    async def _let_go(self, owner: str, ident: str) -> None:
+        """End a lease that may have been made; one that can't be reached ends with its time."""
+        with anyio.move_on_after(LET_GO_S, shield=True), suppress(ApiError):
+            await self._call(Unpin(owner, ident))
 
     async def renew(self, owner: str, ident: str, ttl_ms: int) -> PinInfo:
         """Let a lease end ``ttl_ms`` from now. Raises `ApiError`."""
@@ -101,10 +112,12 @@ class PinDesk:
             return answer.lives[0]
 
     async def _keep(self, owner: str, ident: str, wish: PinWish, ids: bytes) -> PinInfo | None:
-        """Take out the lease; None if nothing of the prompt is there any more, and so no lease. Raises `ApiError`."""
+        """Take out the lease; None if nothing of the prompt is there any more, and so no new lease. Raises `ApiError`."""
         instance = self._backends.presence.node.instance
         generation = wish.generation
-        reply = await self._call(Pin(owner, ident, instance, wish.ttl_ms, ids, generation.salt, generation.extra))
+        reply = await self._call(
+            Pin(owner, ident, instance, wish.ttl_ms, ids, generation.salt, generation.extra, replace=True)
+        )
         if reply.error is not None:
             raise _refusal(reply.error, generation.params)
         return reply.info if reply.info is not None and reply.info.tokens else None

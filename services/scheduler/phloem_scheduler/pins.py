@@ -6,6 +6,7 @@ last, the oldest ends early.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -49,24 +50,27 @@ class Pins:
         self.share = share
         self.yielded = 0  # ended early, because a request could not have run
         self._leases: dict[tuple[str, str], Lease] = {}
+        self._next_end = math.inf  # no lease's time is over before
 
     def __len__(self) -> int:
         return len(self._leases)
 
     def open(self, message: Pin, workers: Iterable[WorkerState], now: float) -> PinReply:
-        """Grant a lease, or renew one."""
+        """Grant a lease, renew one, or move it to another prefix."""
         if (problem := malformed(message)) is not None:
             return PinReply(error=problem)
+        self.expire(now)
         lease = self._leases.get((message.owner, message.pin))
-        if lease is not None:
+        if lease is not None and not message.replace:
             lease.until = now + message.ttl_ms / 1000
             lease.gateway = message.gateway
+            self._next_end = min(self._next_end, lease.until)
             return PinReply(lease.info(now))
         if not message.ids:
             return PinReply(error=ErrorInfo("not_found", "no such pin", param="pin"))
-        if (full := self._full(message.owner)) is not None:
+        if lease is None and (full := self._full(message.owner)) is not None:
             return PinReply(error=full)
-        return self._grant(message, list(workers), now)
+        return self._grant(message, lease, list(workers), now)
 
     def _full(self, owner: str) -> ErrorInfo | None:
         mine = sum(lease.owner == owner for lease in self._leases.values())
@@ -78,28 +82,35 @@ class Pins:
             return ErrorInfo("busy", "too many prefixes are pinned", retry_after_ms=1000)
         return None
 
-    def _grant(self, message: Pin, workers: list[WorkerState], now: float) -> PinReply:
-        """On the worker that has most of it. One that has nothing of it can't keep it."""
+    def _grant(self, message: Pin, former: Lease | None, workers: list[WorkerState], now: float) -> PinReply:
+        """On the worker that has most of it. One that has nothing of it can't keep it. former ends only if that can be."""
         namespace = (message.salt, message.extra)
         best = max(workers, key=lambda worker: worker.cache.peek(namespace, message.ids), default=None)
         if best is None:
             return PinReply(error=ErrorInfo("unavailable", "no worker is ready", retry_after_ms=1000))
         cache = best.cache
+        if not cache.reuse:
+            return PinReply(error=ErrorInfo("invalid_request", "this server keeps no prefixes"))
         node = cache.tree.pin(cache.shelf, namespace, message.ids)
         if node is None:
             return PinReply(PinInfo(message.pin, 0, best.instance, 0))
         most = int(self.share * cache.pool.total)
-        if cache.shelf.pinned_pages > most:
+        given_back = pages_alone(former) if former is not None and former.worker is best else 0
+        if cache.shelf.pinned_pages - given_back > most:
             cache.tree.unpin(cache.shelf, node)
             text = f"at most {most * cache.page_size} tokens may be pinned"
             return PinReply(error=ErrorInfo("busy", text, retry_after_ms=1000))
+        if former is not None:
+            self._end(former)
         until = now + message.ttl_ms / 1000
+        self._next_end = min(self._next_end, until)
         lease = Lease(message.owner, message.pin, message.gateway, best, node, node.depth * cache.page_size, until)
         self._leases[message.owner, message.pin] = lease
         return PinReply(lease.info(now))
 
     def close(self, owner: str, pin: str, now: float) -> PinReply:
         """End a lease."""
+        self.expire(now)
         lease = self._leases.get((owner, pin))
         if lease is None:
             return PinReply(error=ErrorInfo("not_found", "no such pin", param="pin"))
@@ -108,11 +119,14 @@ class Pins:
 
     def of(self, owner: str, now: float) -> PinsReply:
         """The leases of owner."""
+        self.expire(now)
         return PinsReply(tuple(lease.info(now) for lease in self._leases.values() if lease.owner == owner))
 
     def expire(self, now: float) -> None:
         """End those whose time is over."""
-        self._end_all([lease for lease in self._leases.values() if lease.until <= now])
+        if now >= self._next_end:
+            self._end_all([lease for lease in self._leases.values() if lease.until <= now])
+            self._next_end = min((lease.until for lease in self._leases.values()), default=math.inf)
 
     def gateway_gone(self, instance: str) -> None:
         """Nobody speaks for these owners any more."""
@@ -138,6 +152,15 @@ class Pins:
     def _end(self, lease: Lease) -> None:
         del self._leases[lease.owner, lease.pin]
         lease.worker.cache.tree.unpin(lease.worker.cache.shelf, lease.node)
+
+
+def pages_alone(lease: Lease) -> int:
+    """Pages of lease's path that no other lease holds, a new one on the same worker included."""
+    shelf, step, pages = lease.worker.cache.shelf, lease.node, 0
+    while step.parent is not None and step.copies[shelf].pins == 1:
+        pages += len(step.copies[shelf].pages)
+        step = step.parent
+    return pages
 
 
 def malformed(message: Pin) -> ErrorInfo | None:
