@@ -15,8 +15,8 @@ from .worker import WorkerState
 
 MOST_NODES = 2000
 MOST_EDGE_IDS = 64
-# Children of one node that are compared when not all can be shown.
-MOST_CHILDREN = 4000
+# Nodes that are compared for one picture, when not all can be shown: some 15 ms.
+MOST_COMPARED = 10_000
 
 
 def picture(message: Radix, tree: RadixTree, workers: Iterable[WorkerState], waiting: int) -> RadixReply:
@@ -51,20 +51,26 @@ def most_used(tree: RadixTree, count: int) -> list[Node]:
     """Up to `count` nodes below the roots, parents before children."""
     found: list[Node] = []
     heap: list[tuple[tuple[int, ...], int, Node]] = []
-    for root in islice(tree.roots.values(), MOST_CHILDREN):
-        _push(heap, root)
+    most = MOST_COMPARED // 2  # the other half is for what is below
+    each = max(1, most // max(1, len(tree.roots)))
+    for root in islice(tree.roots.values(), most):
+        _push(heap, root, each)
+    left = MOST_COMPARED - len(heap)
     while heap and len(found) < count:
         node = heapq.heappop(heap)[2]
-        _push(heap, node)
+        left -= _push(heap, node, left)
         found.append(node)
     return found
 
 
-def _push(heap: list[tuple[tuple[int, ...], int, Node]], node: Node) -> None:
-    for child in islice(node.children.values(), MOST_CHILDREN):
+def _push(heap: list[tuple[tuple[int, ...], int, Node]], node: Node, most: int) -> int:
+    """Compare up to `most` children of node, the oldest; returns how many."""
+    before = len(heap)
+    for child in islice(node.children.values(), most):
         locks = sum(copy.locks for copy in child.copies.values())
         hits = sum(copy.hits for copy in child.copies.values())
         heapq.heappush(heap, ((-locks, -child.wanted, -hits, -len(child.key)), child.order, child))
+    return len(heap) - before
 
 
 def _node(
