@@ -6,6 +6,7 @@ import os
 import subprocess
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -103,6 +104,32 @@ def test_leases_stay_within_their_share_and_errors_name_the_field(running: Runni
     assert (unknown.status_code, unknown.json()["error"]["param"]) == (400, "id")
     short = httpx.post(f"{running.url}/pins", json={"text": "short"})
     assert (short.status_code, short.json()["error"]["param"]) == (400, "text")
+
+
+def test_pins_of_one_id_at_once_keep_what_each_says_and_one_is_left(running: Running) -> None:
+    sizes = [64, 80, 96, 112] * 3
+
+    def pin(number: int) -> tuple[int, int]:
+        body = {"text": prompt(f"at once {number}", sizes[number]), "id": "same"}
+        reply = httpx.post(f"{running.url}/pins", json=body, timeout=60)
+        return reply.status_code, reply.json()["tokens"]
+
+    with ThreadPoolExecutor(len(sizes)) as pool:
+        assert list(pool.map(pin, range(len(sizes)))) == [(200, size) for size in sizes]
+    (left,) = httpx.get(f"{running.url}/pins").json()["data"]
+    assert left["tokens"] in sizes
+    (worker,) = radix(running)["workers"]
+    assert worker["pages_locked"] * PAGE == left["tokens"]
+
+
+def test_a_pin_whose_new_prompt_is_refused_keeps_the_old_one(running: Running) -> None:
+    httpx.post(f"{running.url}/pins", json={"text": prompt("old"), "id": "mine"}, timeout=60).raise_for_status()
+    large = httpx.post(f"{running.url}/pins", json={"text": prompt("large", 600), "id": "mine"}, timeout=60)
+    short = httpx.post(f"{running.url}/pins", json={"text": "short", "id": "mine"}, timeout=60)
+    assert (large.status_code, short.status_code) == (429, 400)
+    assert [(pin["id"], pin["tokens"]) for pin in httpx.get(f"{running.url}/pins").json()["data"]] == [("mine", 256)]
+    flood(running, "fifth")
+    assert cached(running, prompt("old")) == 256 - PAGE
 
 
 def test_both_halves_of_the_namespace_keep_prompts_apart(running: Running) -> None:
