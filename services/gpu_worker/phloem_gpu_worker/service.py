@@ -13,7 +13,6 @@ from phloem_bus.link import Link, Links
 from phloem_bus.log import about
 from phloem_bus.node import Received
 from phloem_bus.peers import LEFT
-from phloem_bus.peers import LEFT
 from phloem_bus.presence import Presence
 from phloem_bus.service import ServiceContext
 from phloem_proto.messages import (
@@ -176,9 +175,6 @@ class _Serving:
             self._link = None
         if self._session == link.session:  # not so when a new session, which has emptied the slots, replaces this link
             if link.ended == LEFT:
-                _log.info("scheduler %s has left in good order", link.peer_instance)
-            else:
-                if link.ended == LEFT:
                 _log.info("scheduler %s has left in good order", link.peer_instance)
             else:
                 _log.info("scheduler %s is gone; its sequences are dropped", link.peer_instance)
