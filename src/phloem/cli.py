@@ -9,6 +9,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from phloem.chaos.command import chaos
 from phloem.tree.command import tree
 from phloem_bus.extras import advice
 
@@ -111,6 +112,7 @@ def up(
     raise typer.Exit(code)
 
 
+app.command()(chaos)
 app.command()(tree)
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import IO
 
 import anyio
 from anyio.abc import Process
@@ -31,13 +32,13 @@ class Child:
         return self._process.pid
 
     @classmethod
-    async def start(cls, instance: Instance) -> Child:
-        """Start it. Raises OSError if not even the launcher can be executed."""
+    async def start(cls, instance: Instance, output: IO[bytes] | None = None) -> Child:
+        """Start it. What it says comes from `lines`, or goes to the file ``output``. Raises OSError if not even the launcher can be executed."""
         argv = [sys.executable, "-I", "-S", str(Path(launcher.__file__)), str(os.getpid()), str(instance.nice)]
         process = await anyio.open_process(
             [*argv, *instance.argv],
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=subprocess.PIPE if output is None else output,
             stderr=subprocess.STDOUT,
             env=instance.environment,
             # A terminal's Ctrl-C reaches us alone; we pass it on in order. The group is also what `kill` ends.

@@ -1,0 +1,17 @@
+"""Ports for a deployment that nobody needs to know beforehand."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import ExitStack
+
+from phloem.up.ports import LOOPBACK
+
+
+def free_ports(count: int) -> list[int]:
+    """``count`` different TCP ports of loopback on which nobody listens now."""
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind((LOOPBACK, 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
