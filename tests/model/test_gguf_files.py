@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from phloem_model import ModelBroken, TokenizerUnsupported, resolve
-from phloem_model.gguf_header import read_metadata
+from phloem_model.gguf_header import read_header, read_metadata
 
 WriteGguf = Callable[..., Path]
 
@@ -84,6 +84,28 @@ def test_wrong_magic_version_and_length_claims_are_refused(tmp_path: Path, cache
         path.write_bytes(data)
         with pytest.raises(ModelBroken):
             read_metadata(path)
+
+
+def test_wrong_claims_about_tensors_are_refused(tmp_path: Path) -> None:
+    def header(count: int) -> bytes:
+        return b"GGUF" + (3).to_bytes(4, "little") + count.to_bytes(8, "little") + bytes(8)
+
+    name = (1).to_bytes(8, "little") + b"t"
+    tensor = name + (1).to_bytes(4, "little") + (5).to_bytes(8, "little") + bytes(4) + (64).to_bytes(8, "little")
+    cases = {
+        "claims": header(2**62),
+        "cut short": header(2) + tensor,
+        "two tensors 't'": header(2) + 2 * tensor,
+        "dimensions": header(1) + name + (2**31).to_bytes(4, "little"),
+    }
+    for problem, data in cases.items():
+        path = tmp_path / "model.gguf"
+        path.write_bytes(data)
+        with pytest.raises(ModelBroken, match=problem):
+            read_header(path)
+    path.write_bytes(header(1) + tensor)
+    found = read_header(path)[1]["t"]
+    assert (found.shape, found.kind, found.offset) == ((5,), 0, 64 + 64)  # tensors begin at the next multiple of 32
 
 
 @pytest.mark.parametrize(
