@@ -24,6 +24,8 @@ Rid = Annotated[bytes, msgspec.Meta(max_length=64)]
 Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\Z")]
 """An instance's name: one token of a subject."""
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+Real = Annotated[float, msgspec.Meta(ge=-1e6, le=1e6)]
+"""A finite number: one row of a batch that is none must not spoil the others."""
 Milliseconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
 """A measured time; no NaN."""
 Size = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
@@ -42,29 +44,29 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SamplingParams(Part, frozen=True):
-    """How to draw tokens. A receiver may rely on the ranges given here."""
+    """How to draw tokens. The ranges given here are the gateway's to check; a receiver may rely on finite numbers."""
 
     max_tokens: Count
     """0 = prefill only. Already cut to the context length."""
-    temperature: Annotated[float, msgspec.Meta(ge=0.0, le=2.0)] = 1.0
+    temperature: Real = 1.0
     """0 = greedy. In [0, 2]."""
-    top_p: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 1.0
+    top_p: Real = 1.0
     """In (0, 1]."""
     top_k: Annotated[int, msgspec.Meta(ge=-1, le=2**31)] = -1
     """-1 = whole vocabulary, else >= 1."""
-    min_p: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.0
+    min_p: Real = 0.0
     """In [0, 1]."""
-    frequency_penalty: Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)] = 0.0
+    frequency_penalty: Real = 0.0
     """In [-2, 2]; over output tokens."""
-    presence_penalty: Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)] = 0.0
+    presence_penalty: Real = 0.0
     """In [-2, 2]; over output tokens."""
-    repetition_penalty: Annotated[float, msgspec.Meta(ge=0.01, le=2.0)] = 1.0
+    repetition_penalty: Real = 1.0
     """In [0.01, 2]; over prompt and output tokens."""
     min_tokens: Count = 0
     """End-of-sequence and stop ids can't be drawn before this many output tokens."""
     stop_token_ids: tuple[TokenId, ...] = ()
     ignore_eos: bool = False
-    logit_bias: tuple[tuple[TokenId, Annotated[float, msgspec.Meta(ge=-100.0, le=100.0)]], ...] = ()
+    logit_bias: tuple[tuple[TokenId, Real], ...] = ()
     """(token id, bias in [-100, 100])."""
     logprobs: Annotated[int, msgspec.Meta(ge=-1, le=2**16)] = -1
     """-1 = none; k >= 0 = logprob of each output token and of the k most likely."""
@@ -853,5 +855,6 @@ DetokeniserLinkDown = Output
 """Scheduler to detokeniser, inside link frames."""
 GatewayLinkDown = Text
 """Detokeniser to gateway, inside link frames."""
-GatewayLinkUp = Cancel
-"""Gateway to detokeniser, inside link frames: a cancel that was lost would leave a stream there until its deadline."""
+GatewayLinkUp = Cancel | Live
+"""Gateway to detokeniser, inside link frames: a cancel that is lost would leave a stream there until its deadline, and so would a late
+`OpenStream` after a restart; `Live` names, now and then, all that the gateway holds there."""

@@ -93,7 +93,7 @@ class FakeTokenizer:
         self.to[peer.instance] = await self.links.connect(
             peer,
             receives=m.GatewayLinkUp,
-            on_message=lambda _, cancel: self._cancel(cancel),
+            on_message=lambda _, message: self._hear(message),
             on_gone=lambda link: None,
             profile=self.profile(),
         )
@@ -122,6 +122,10 @@ class FakeTokenizer:
         if self.refuse_open is None:
             self.streams[wanted.rid] = wanted
         return m.OpenReply(wanted.rid, wanted.attempt, self.refuse_open)
+
+    def _hear(self, message: m.Cancel | m.Live) -> None:
+        if isinstance(message, m.Cancel):
+            self._cancel(message)
 
     def _cancel(self, cancel: m.Cancel) -> None:
         self.cancelled.append(cancel)

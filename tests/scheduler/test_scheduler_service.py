@@ -31,7 +31,7 @@ from phloem_proto.messages import (
 )
 from phloem_proto.subjects import KV, Role
 from phloem_scheduler.config import SchedulerConfig
-from phloem_scheduler.leadership import Leadership
+from phloem_scheduler.leadership import Claim, Leadership
 from phloem_scheduler.service import SchedulerService
 
 from .fake_worker import expected
@@ -233,16 +233,25 @@ async def test_a_second_scheduler_stands_by_until_the_first_has_left() -> None:
 def test_the_higher_term_leads_and_equal_numbers_are_decided_by_name() -> None:
     ours = Leadership("b")
     assert ours.take() == 1
-    ours.sees([(1, "a"), (0, "z")])
+    ours.sees([Claim(True, 1, "a")], has_workers=True)
     assert ours.number == 1
-    ours.sees([(1, "c")])
+    ours.sees([Claim(True, 1, "c")], has_workers=True)
     assert ours.number == 0
-    ours.sees([(7, "c")])
+    ours.sees([Claim(True, 7, "c")], has_workers=False)
     assert ours.take() == 8
     ours.fenced(9, others_lead=False)
     assert ours.number == 10
     ours.fenced(12, others_lead=True)
     assert ours.number == 0
+
+
+def test_who_has_no_worker_yields_to_who_has_some_whatever_their_terms() -> None:
+    standby = Leadership("b", number=5, highest=5)
+    standby.sees([Claim(True, 1, "a")], has_workers=False)
+    assert standby.number == 0
+    leader = Leadership("a", number=1, highest=1)
+    leader.sees([Claim(False, 5, "b")], has_workers=True)
+    assert (leader.number, leader.highest) == (1, 5)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ from phloem_proto.messages import (
     Cancel,
     End,
     Held,
+    Live,
+    LiveRequest,
     OpenStream,
     Output,
     StopAt,
@@ -297,3 +299,17 @@ def test_cuts_repeats_and_new_attempts_change_nothing(
             attempt += 1
             streams.open(order(attempt=attempt, stop=tuple(stops), have=(Held(ids),)), 0.0)
     assert (text, ids, end) == one_shot()
+
+
+def test_what_a_gateway_names_no_more_twice_in_a_row_is_dropped(streams: Streams) -> None:
+    for rid, gateway in ((b"a", "g1"), (b"b", "g1"), (b"c", "g2")):
+        streams.open(order(rid, gateway=gateway), 0.0)
+    both = tuple(LiveRequest(rid, 1, ()) for rid in (b"a", b"b"))
+    assert streams.named("g1", Live(both[:1], 0, 2)) == 0
+    assert streams.named("g1", Live(both[1:], 1, 2)) == 0
+    assert streams.named("g1", Live(both[:1])) == 0
+    assert streams.named("g1", Live(both)) == 0
+    assert (streams.named("g1", Live(both[:1])), streams.named("g1", Live(both[:1]))) == (0, 1)
+    assert streams.live() == [b"a", b"c"]
+    assert (streams.named("g2", Live(())), streams.named("g2", Live(()))) == (0, 1)
+    assert streams.live() == [b"a"]

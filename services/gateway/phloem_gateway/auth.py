@@ -1,4 +1,4 @@
-"""API keys: constant-time comparison, and a name per key that is safe to log."""
+"""API keys: constant-time comparison, and a name per key that does not show it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class Keys:
         self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
 
     def owner(self, authorization: str | None) -> str:
-        """Who calls, as eight hex digits of the key's hash (`ANYONE` when no keys are set).
+        """Who calls, as 32 hex digits of the key's hash (`ANYONE` when no keys are set): what is one owner's is closed to others, so no two keys
+        may be one.
 
         Raises:
             ApiError: ``invalid_api_key``.
@@ -42,4 +43,4 @@ class Keys:
                 else "You didn't provide an API key (Authorization: Bearer KEY)."
             )
             raise ApiError("invalid_api_key", told)
-        return given.hex()[:8]
+        return given.hex()[:32]

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+import anyio
+
 from phloem_bus.link import Link
 from phloem_bus.presence import Peer, Presence
 from phloem_proto.subjects import Role
 
 from .checks import ModelFacts
 from .errors import unavailable
+
+PATIENCE_S = 0.8
+"""How long a new request waits for somebody to serve it: its client is told within a second."""
+LOOK_S = 0.05
 
 
 class Backends:
@@ -27,9 +33,12 @@ class Backends:
         self.draining = False
 
     def leader(self) -> Peer | None:
-        """The scheduler with the highest term."""
+        """The scheduler that workers follow; if none says that it has any, the one with the highest term.
+
+        More than one may claim to lead while they can't hear each other.
+        """
         leading = [peer for peer in self.presence.peers(Role.SCHEDULER) if peer.term > 0 and peer.state == "ready"]
-        return max(leading, key=lambda peer: (peer.term, peer.instance), default=None)
+        return max(leading, key=lambda peer: (peer.load.workers > 0, peer.term, peer.instance), default=None)
 
     def detokeniser(self, prefer: str = "", *, exclude: Collection[str] = ()) -> Peer | None:
         """A ready tokenizer with an open link to us; ``prefer`` if it is one."""
@@ -65,16 +74,20 @@ class Backends:
             return "No tokenizer is ready."
         return None
 
-    def require(self) -> Peer:
-        """The leading scheduler, if a request can be served now.
+    async def require(self) -> Peer:
+        """The leading scheduler, once a request can be served; a restart or a change of the lead is waited for a moment.
 
         Raises:
             ApiError: ``service_unavailable``.
         """
-        trouble, leader = self.trouble(), self.leader()
-        if trouble is not None or leader is None:
-            raise unavailable(trouble or "No scheduler is ready.")
-        return leader
+        until = anyio.current_time() + PATIENCE_S
+        while True:
+            trouble, leader = self.trouble(), self.leader()
+            if trouble is None and leader is not None:
+                return leader
+            if self.draining or not self.presence.node.bus.connected or anyio.current_time() >= until:
+                raise unavailable(trouble or "No scheduler is ready.")
+            await anyio.sleep(LOOK_S)
 
     def require_scheduler(self) -> Peer:
         """The leading scheduler, whether or not it has workers. Raises `ApiError` (``service_unavailable``) if there is none."""

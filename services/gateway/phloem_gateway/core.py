@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from phloem_proto.codec import unpack_ids
 from phloem_proto.messages import Cancel, End, LiveRequest, Text, TextFrame
+from phloem_proto.messages import Live as LiveMessage
 from phloem_proto.subjects import Role
 
 from .live import Live
@@ -183,6 +184,17 @@ class Core:
         ]
         for start in range(0, max(len(held), 1), per_message):
             yield held[start : start + per_message]
+
+    def held_at(self, detokeniser: str, per_message: int) -> Iterator[LiveMessage]:
+        """What we hold whose text comes from ``detokeniser``, as messages for it; one empty one when that is nothing."""
+        held = [
+            LiveRequest(live.rid, live.attempt, ())
+            for live in self.live.values()
+            if live.detokeniser == detokeniser and not live.settled
+        ]
+        parts = range(0, max(len(held), 1), per_message)
+        for part, start in enumerate(parts):
+            yield LiveMessage(tuple(held[start : start + per_message]), part, len(parts))
 
     def reconciled(
         self, asked: list[LiveRequest], unknown: Iterable[bytes], ahead: Iterable[LiveRequest] = ()

@@ -34,6 +34,8 @@ from .request import Generation
 from .texts import Texts
 
 RECONCILE_S = 1.0
+NAME_STREAMS_S = 5.0
+"""Between lists for detokenisers: a stream too many there costs some memory, and is rare."""
 PER_RECONCILE = 2000
 """Requests per reconcile message: some 100 KB each."""
 OUTBOX = 16384
@@ -144,7 +146,7 @@ class Gateway:
 
     async def start(self, answer: Answer) -> None:
         """Admit, tokenise and open ``answer``'s generations. Raises `ApiError`."""
-        leader = self.backends.require()
+        leader = await self.backends.require()
         tickets = self.admission.take([g.prompt_bytes for g in answer.generations], leader.load)
         try:
             prompts, tokenizer = await self.texts.prompts(answer.generations, answer.deadline)
@@ -304,6 +306,7 @@ class Gateway:
             self._tasks = tasks
             tasks.start_soon(self._send)
             tasks.start_soon(self._reconcile)
+            tasks.start_soon(self._name_streams)
             tasks.start_soon(self.kv.run)
 
     async def _send(self) -> None:
@@ -343,6 +346,14 @@ class Gateway:
                 except BusError:
                     break
                 self._reopen(self.core.reconciled(part, reply.unknown, reply.ahead))
+
+    async def _name_streams(self) -> None:
+        """Tell each detokeniser, now and then, what we hold there, so that it does not keep what nobody holds."""
+        while True:
+            await anyio.sleep(NAME_STREAMS_S)
+            for instance in list(self.backends.links):
+                for message in self.core.held_at(instance, PER_RECONCILE):
+                    self._tell_over_link(Role.TOKENIZER, instance, message)
 
 
 def sampling_params(generation: Generation, prompt_tokens: int, facts: ModelFacts) -> SamplingParams:

@@ -127,7 +127,7 @@ class PinDesk:
 
     async def _tokens_per_page(self) -> int:
         """The page size, asked once of each leader; 0 = not known. Raises `ApiError`."""
-        leader = self._backends.require()
+        leader = await self._backends.require()
         known, size = self._page_size
         if known != (leader.instance, leader.incarnation) or not size:
             reply = await call_leader(self._backends, Radix(1, 0), RadixReply)

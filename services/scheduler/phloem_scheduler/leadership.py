@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
-Term = tuple[int, str]
-"""(number, instance): ordered, so two that took the same number are not equal."""
+
+class Claim(NamedTuple):
+    """One scheduler's claim to lead; the greater one holds.
+
+    Workers are the fence, so who has some comes before who has none, whatever their terms: a standby that only can't hear its leader claims
+    a higher term and gets no worker. Then the number of the term counts; two that took the same number are not equal.
+    """
+
+    has_workers: bool
+    number: int
+    instance: str
 
 
 @dataclass(slots=True)
@@ -19,11 +29,11 @@ class Leadership:
     highest: int = 0
     """Highest number seen anywhere."""
 
-    def sees(self, terms: Iterable[Term]) -> None:
-        """The terms of other schedulers that are there (number 0: a standby). A higher one than ours ends our lead."""
-        for number, instance in terms:
-            self.highest = max(self.highest, number)
-            if self.number and (number, instance) > (self.number, self.instance):
+    def sees(self, others: Iterable[Claim], has_workers: bool) -> None:
+        """The claims of other schedulers that are there. A greater one than ours, which ``has_workers`` or not, ends our lead."""
+        for claim in others:
+            self.highest = max(self.highest, claim.number)
+            if self.number and claim > Claim(has_workers, self.number, self.instance):
                 self.number = 0
 
     def fenced(self, number: int, others_lead: bool) -> None:

@@ -15,7 +15,7 @@ from .config import SchedulerConfig
 from .core import Core
 from .desk import Desk
 from .garbage import collect_when_idle
-from .leadership import Leadership, Term
+from .leadership import Claim, Leadership
 from .load import CoreCollector, load
 
 LISTEN_S = 1.0
@@ -87,7 +87,7 @@ async def alternate(desk: Desk, presence: Presence, leadership: Leadership, ctx:
     ctx.ready(True)
     while not ctx.drain.is_set():
         while others := leaders(presence):
-            leadership.sees(others)
+            leadership.sees(others, has_workers=False)
             await anyio.sleep(WATCH_S)
         _log.info("leading with term %d", leadership.take())
         await lead(desk, presence, leadership)
@@ -96,23 +96,28 @@ async def alternate(desk: Desk, presence: Presence, leadership: Leadership, ctx:
 
 
 async def lead(desk: Desk, presence: Presence, leadership: Leadership) -> None:
-    """Lead until another scheduler is seen with a higher term."""
+    """Lead until another scheduler is seen whose claim is greater."""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(desk.run)
         presence.set_state("ready")
         while leadership.number:
             await anyio.sleep(WATCH_S)
-            leadership.sees(leaders(presence))
+            leadership.sees(leaders(presence), has_workers=bool(desk.core.workers))
         tasks.cancel_scope.cancel()
 
 
 async def drain(desk: Desk, presence: Presence, ctx: ServiceContext) -> None:
-    """Not ready first, then finish what is there; gateways open the rest elsewhere when we are gone."""
+    """Not ready first; then a standby, if there is one, takes over at once what is going on, or what is going on is finished.
+
+    Gateways open with the next leader what is not finished: they hold all that it takes.
+    """
     ctx.ready(False)
     presence.set_state("draining")
     desk.core.drain()
     with anyio.move_on_after(ctx.drain_s):
-        await desk.finished()
+        while desk.core.life.live and not standbys(presence):
+            with anyio.move_on_after(WATCH_S):
+                await desk.finished()
 
 
 async def leave(presence: Presence) -> None:
@@ -121,9 +126,15 @@ async def leave(presence: Presence) -> None:
         await presence.goodbye()
 
 
-def leaders(presence: Presence) -> list[Term]:
+def leaders(presence: Presence) -> list[Claim]:
     """Other schedulers that lead, as far as they can be seen."""
-    return [(peer.term, peer.instance) for peer in presence.peers(Role.SCHEDULER) if peer.term > 0]
+    peers = presence.peers(Role.SCHEDULER)
+    return [Claim(peer.load.workers > 0, peer.term, peer.instance) for peer in peers if peer.term > 0]
+
+
+def standbys(presence: Presence) -> bool:
+    """Whether another scheduler is there to take over."""
+    return any(peer.state != "draining" and not peer.suspect for peer in presence.peers(Role.SCHEDULER))
 
 
 def describe(desk: Desk, presence: Presence) -> Load:

@@ -11,7 +11,7 @@ import msgspec
 from phloem_bus.errors import BusError, HelloRefused, LinkClosed, PayloadTooLarge
 from phloem_bus.link import Link, Links
 from phloem_bus.presence import Peer, Presence
-from phloem_proto.messages import Cancel, End, GatewayLinkUp, Profile, Text, TextFrame
+from phloem_proto.messages import Cancel, End, GatewayLinkUp, Live, Profile, Text, TextFrame
 from phloem_proto.subjects import Role
 
 RETRY_S = 0.1
@@ -23,7 +23,7 @@ _log = logging.getLogger("phloem.tokenizer")
 class GatewayRoutes:
     """Keeps a link to every gateway. `run_for` is to be started once for each gateway that appears.
 
-    `on_lost` is called with a gateway's instance when the link to it is gone, `on_cancel` with what comes over it.
+    `on_lost` is called with a gateway's instance when the link to it is gone, `on_message` with it and what comes over the link.
     """
 
     def __init__(
@@ -32,13 +32,13 @@ class GatewayRoutes:
         presence: Presence,
         profile: Callable[[], Profile],
         on_lost: Callable[[str], None],
-        on_cancel: Callable[[Cancel], None],
+        on_message: Callable[[str, Cancel | Live], None],
     ) -> None:
         self._links = links
         self._presence = presence
         self._profile = profile
         self._on_lost = on_lost
-        self._on_cancel = on_cancel
+        self._on_message = on_message
         self._changed = anyio.Event()
 
     async def run_for(self, peer: Peer) -> None:
@@ -55,7 +55,7 @@ class GatewayRoutes:
                 await self._links.connect(
                     peer,
                     receives=GatewayLinkUp,
-                    on_message=lambda _, cancel: self._on_cancel(cancel),
+                    on_message=lambda link, message: self._on_message(link.peer_instance, message),
                     on_gone=on_gone,
                     profile=self._profile(),
                 )

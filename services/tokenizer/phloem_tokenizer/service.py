@@ -27,6 +27,7 @@ from phloem_proto.messages import (
     Encoded,
     ErrorInfo,
     Hello,
+    Live,
     Load,
     Lost,
     OpenReply,
@@ -95,9 +96,7 @@ class _Running:
         )
         self._links = Links(self._node, self._presence)
         self._streams = Streams(core.vocabulary, files.eos_ids, config.max_streams)
-        self._routes = GatewayRoutes(
-            self._links, self._presence, lambda: self._profile, self._gateway_lost, self._cancel
-        )
+        self._routes = GatewayRoutes(self._links, self._presence, lambda: self._profile, self._gateway_lost, self._hear)
         self._desk = Desk(core, ctx.offload, ctx.bus.max_payload, clock)
         self._desk.on_done = self._note_idle
         self._config = config
@@ -174,6 +173,16 @@ class _Running:
             return OpenReply(request.rid, request.attempt, refusal.info)
         self._send(effects)
         return OpenReply(request.rid, request.attempt)
+
+    def _hear(self, gateway: str, message: Cancel | Live) -> None:
+        """What a gateway says over its link."""
+        if isinstance(message, Cancel):
+            self._cancel(message)
+            return
+        dropped = self._streams.named(gateway, message)
+        if dropped:
+            _log.warning("dropped %d streams that gateway %s does not hold", dropped, gateway)
+            self._note_idle()
 
     def _cancel(self, cancel: Cancel) -> None:
         _log.debug("let go by its gateway", extra=about(cancel.rid))

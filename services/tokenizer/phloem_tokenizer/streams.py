@@ -9,6 +9,7 @@ Life of a stream: `open` -> frames of each child until its end -> `cancel` (the 
     open, higher attempt                    adopt: the stream is rebuilt from what the gateway holds
     cancel(attempt)                         stream of that attempt or lower is dropped; a tombstone refuses late opens
     deadline passed, and no cancel came     the stream is dropped: the bus may lose a cancel
+    its gateway names it no more, twice     the stream is dropped: it came of a message that was late, or played back
     frame of another attempt, unknown rid   ignored and counted
     frame that overlaps what was taken      the new part is taken
     frame that leaves a gap                 the stream is lost: the gateway is told and opens it again
@@ -21,7 +22,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from phloem_proto.codec import unpack_ids
-from phloem_proto.messages import Cancel, End, Held, OpenStream, Output, StopAt, TextFrame, TokenFrame
+from phloem_proto.messages import Cancel, End, Held, Live, OpenStream, Output, StopAt, TextFrame, TokenFrame
 from phloem_tokenizer.choice import Choice
 from phloem_tokenizer.errors import Refused
 from phloem_tokenizer.stops import StopSet
@@ -33,6 +34,7 @@ TOMBSTONE_S = 60.0  # longer than an open can be on its way
 MAX_TOMBSTONES = 65_536  # a minute of 1,000 requests a second; beyond it the oldest goes, and a late open may leak
 OVERDUE_S = 5.0  # how long after its deadline a stream waits for the gateway's cancel, which may be on its way
 BUSY_RETRY_MS = 1000
+MOST_MISSES = 2
 
 
 @dataclass(slots=True)
@@ -43,6 +45,7 @@ class Stream:
     gateway: str
     choices: list[Choice]
     until: float  # when it is dropped, cancelled or not
+    missed: int = 0  # lists of its gateway, in a row, that did not name it
 
 
 @dataclass(slots=True)
@@ -63,6 +66,7 @@ class Streams:
         self._max_streams = max_streams
         self._streams: dict[bytes, Stream] = {}
         self._tombstones: dict[bytes, tuple[int, float]] = {}  # rid -> attempt, expiry; oldest first
+        self._named: dict[str, set[bytes]] = {}  # by gateway, in the parts of the list that it is giving
         self.ignored: Counter[str] = Counter()  # frames that were not for us, by reason
 
     def __len__(self) -> int:
@@ -122,10 +126,33 @@ class Streams:
 
     def drop_gateway(self, gateway: str) -> int:
         """A gateway is gone, or its link is: forget its streams (a living one opens them again). How many there were."""
+        self._named.pop(gateway, None)
         rids = [rid for rid, stream in self._streams.items() if stream.gateway == gateway]
         for rid in rids:
             del self._streams[rid]
         return len(rids)
+
+    def named(self, gateway: str, live: Live) -> int:
+        """A part of the list of what a gateway holds here; how many streams were dropped because they are not in it, twice in a row.
+
+        Once may be a race: a stream may be opened while the list is on its way.
+        """
+        named = self._named.setdefault(gateway, set())
+        if live.part == 0:
+            named.clear()
+        named.update(request.rid for request in live.requests)
+        if live.part + 1 < live.parts:
+            return 0
+        del self._named[gateway]
+        dropped = []
+        for rid, stream in self._streams.items():
+            if stream.gateway == gateway:
+                stream.missed = 0 if rid in named else stream.missed + 1
+                if stream.missed >= MOST_MISSES:
+                    dropped.append(rid)
+        for rid in dropped:
+            del self._streams[rid]
+        return len(dropped)
 
     def hand_back(self) -> dict[str, list[bytes]]:
         """Give up every stream: rids by gateway, which are to be told that they are lost."""

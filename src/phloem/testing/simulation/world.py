@@ -29,8 +29,8 @@ from .trace import Entry, Trace
 
 LIVENESS_S = 60.0
 """After everything is whole again, every call has its answer within this time."""
-SETTLE_S = 5.0
-"""And everything has been given back within this time."""
+SETTLE_S = 12.0
+"""And everything has been given back within this time: whatever is named twice no more, every 5 s, is dropped."""
 LOOK_S = 0.1
 """How often invariants are looked at."""
 WORK_S = (0.001, 0.01)
