@@ -30,6 +30,7 @@ from phloem_proto.messages import (
     Verdict,
 )
 from phloem_proto.subjects import KV, Role
+from phloem_scheduler import desk
 from phloem_scheduler.config import SchedulerConfig
 from phloem_scheduler.leadership import Claim, Leadership
 from phloem_scheduler.service import SchedulerService
@@ -148,6 +149,23 @@ async def test_a_break_of_the_bus_shows_as_one_gap_in_the_cache_events() -> None
 
         await place.until(gap)
         assert [(one.snapshot, one.events) for one in gaps] == [(0, ())]
+
+
+async def test_a_snapshot_waits_until_the_bus_has_taken_what_is_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    got: list[KvEvents] = []
+    async with town() as place:
+        node = place.gateway.node
+        node.on(KvEvents, lambda received: got.append(received.message))
+        await place.tasks.start(node.join, KV, KvEvents)
+        monkeypatch.setattr(desk, "MOST_UNSENT", -1)  # as if there were always something that waits
+        for snapshot in (False, True, True):
+            watch = await node.call(Role.SCHEDULER, "s1", KvWatch("g1", snapshot), KvWatchReply, timeout=2.0)
+            assert watch.error is None
+        await place.open(PROMPT * 4, max_tokens=1)
+        await place.until(lambda: place.ends and got)
+        assert {one.snapshot for one in got} == {0}
+        monkeypatch.setattr(desk, "MOST_UNSENT", 16)
+        await place.until(lambda: any(one.snapshot for one in got))
 
 
 async def test_grammars_are_judged_by_whoever_answers() -> None:

@@ -269,3 +269,27 @@ def test_a_break_means_nothing_while_nobody_watches() -> None:
     world.core.events.interrupted()
     world.turn()
     assert world.events == []
+
+
+def test_a_snapshot_waits_while_the_bus_does_not_take_what_was_told_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "BLOCKS_PER_PASS", 4)
+    world = World(shape=profile(pages=200, page_size=2))
+    for number in range(12):
+        world.open([number] * 20, max_tokens=1)
+    world.finish()
+    watch(world)
+    world.turn()
+    follower = Follower()
+    world.core.events.paused = True
+    before = len(world.events)
+    for _ in range(5):
+        watch(world)
+        world.turn()
+        assert world.core.next_wakeup(world.now) != world.now, "it would ask in vain without a pause"
+    assert len(world.events) == before
+    world.core.events.paused = False
+    while world.core.events.under_way:
+        world.turn()
+    for message in world.events:
+        follower.take(message)
+    assert follower.blocks["w0"] == cached(world, "w0")

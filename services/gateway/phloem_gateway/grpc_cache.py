@@ -19,6 +19,8 @@ from .parse_pins import PinWish
 
 MAX_WORKER_FILTER = 256
 """Instances that one stream may name."""
+MAX_NAME_CHARS = 64
+"""Characters of an instance's name."""
 
 
 class CacheMethods(Guarded):
@@ -65,6 +67,8 @@ class CacheMethods(Guarded):
             raise ApiError("not_found", "This server does not show its cache.")
         if len(request.workers) > MAX_WORKER_FILTER:
             raise checks.invalid("workers", f"at most {MAX_WORKER_FILTER} instances", len(request.workers))
+        if any(len(name) > MAX_NAME_CHARS for name in request.workers):
+            raise checks.invalid("workers", f"names of at most {MAX_NAME_CHARS} characters")
         with self.gateway.kv.reader(request.workers, snapshot=request.snapshot) as reader:
             await reader.opened()
             with reader.scope:

@@ -24,6 +24,10 @@ class Answers:
         self._waiting: deque[tuple[Received[Any] | str, Message]] = deque()
         self._wake = anyio.Event()
 
+    def __len__(self) -> int:
+        """Messages that are not sent yet."""
+        return len(self._waiting)
+
     def reply(self, received: Received[Any], message: Message) -> None:
         """Answer a call."""
         self._add(received, message)

@@ -54,6 +54,8 @@ from .passes import Passes
 
 _log = logging.getLogger("phloem.scheduler")
 
+MOST_UNSENT = 16
+"""Messages that wait for the bus before a snapshot goes on: each of its parts is up to a megabyte, and answers to calls queue behind it."""
 NOT_LEADING = ErrorInfo("unavailable", "this scheduler does not lead", retry_after_ms=1000)
 
 
@@ -131,6 +133,7 @@ class Desk:
             if connected != self._node.bus.connected_since:
                 connected = self._node.bus.connected_since
                 self.core.events.interrupted()
+            self.core.events.paused = len(self.answers) > MOST_UNSENT
             with self.passes.timed():
                 self._act(self.core.decide(now))
             if not self.core.life.live:

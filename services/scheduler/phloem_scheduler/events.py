@@ -50,6 +50,7 @@ class Events:
     """
 
     def __init__(self, incarnation: int) -> None:
+        self.paused = False  # snapshots wait: what was published before is not sent yet
         self._incarnation = incarnation
         self._sessions = 0
         self._streams: dict[Shelf, Stream] = {}
@@ -66,8 +67,8 @@ class Events:
 
     @property
     def under_way(self) -> bool:
-        """Whether a snapshot is being made: each `take` goes on with it."""
-        return self._snapshot is not None or bool(self._asked)
+        """Whether a snapshot is being made and not paused: each `take` goes on with it."""
+        return not self.paused and (self._snapshot is not None or bool(self._asked))
 
     # --- Workers ------------------------------------------------------------------------------------------------------------
 
