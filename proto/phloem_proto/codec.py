@@ -70,11 +70,22 @@ class Codec(Generic[T]):
         Raises:
             msgspec.DecodeError: the bytes are no such message (``ValidationError`` for wrong types is a subclass).
         """
-        return self._envelope.decode(data)
+        try:
+            return self._envelope.decode(data)
+        except RecursionError:
+            raise _too_deep() from None
 
     def decode_body(self, data: bytes | memoryview) -> T:
         """Decode a bare message from a link frame. Raises like `decode`."""
-        return self._body.decode(data)
+        try:
+            return self._body.decode(data)
+        except RecursionError:
+            raise _too_deep() from None
+
+
+def _too_deep() -> msgspec.DecodeError:
+    """A kilobyte of brackets is enough for a RecursionError, even where they would only be skipped: it is no more than malformed."""
+    return msgspec.DecodeError("nested too deeply")
 
 
 def pack_ids(ids: Iterable[int]) -> bytes:

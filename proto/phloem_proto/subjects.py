@@ -74,6 +74,21 @@ def inbox(namespace: str, model: str, to: Role, instance: str) -> str:
     return f"ph.{namespace}.{model}.{to}.{instance}.*"
 
 
+def replies(role: Role, instance: str) -> str:
+    """The prefix of the subjects that replies to an instance come to. The broker lets no other role listen there."""
+    return f"_INBOX_{role}.{instance}"
+
+
+def may_reply(subject: str, role: str) -> bool:
+    """Whether ``subject`` can be one where ``role`` waits for replies.
+
+    The broker lets whoever was asked answer on the subject that came with the question, whatever it is: a caller that names another than its
+    own would have us speak, with our permission, where it may not. ``_INBOX.`` is what brokers without users are used with.
+    """
+    tokens = subject.split(".")
+    return len(tokens) > 1 and tokens[0] in (f"_INBOX_{role}", "_INBOX") and all(map(is_token, tokens[1:]))
+
+
 def parse(text: str) -> Address:
     """Read a subject back.
 

@@ -54,6 +54,11 @@ class Bus(Protocol):
         """Clock time (`anyio.current_time`) of the last (re)connection."""
         ...
 
+    @property
+    def violations(self) -> int:
+        """How often the broker said that we may not: a subject that is not for our user."""
+        ...
+
     async def publish(self, subject: str, data: bytes, *, reply: str | None = None) -> None:
         """Send, at most once.
 

@@ -27,6 +27,10 @@ _log = logging.getLogger("phloem.bus")
 
 _HELLOS = 256
 """Hellos waited for at once: more than any service's peers."""
+_LINKS = 1024
+"""Links open at once: as many as connections to the broker."""
+_SESSIONS = 4096
+"""Hellos remembered, so that none opens a link twice: hours of restarts. The oldest are forgotten."""
 _RESETS = 256
 """Resets under way at once; a stale peer asks again within a second."""
 
@@ -52,6 +56,7 @@ class Links:
         self._links: dict[_Key, Link] = {}
         self._accepts: dict[Role, _Accepts] = {}
         self._latest: dict[_Key, int] = {}
+        self._heard: dict[tuple[_Key, int], None] = {}
         self._resets: list[tuple[_Key, LinkFrame]] = []
         self._resets_wanted = anyio.Event()
         self._tasks: TaskGroup | None = None
@@ -98,7 +103,7 @@ class Links:
         link = self._new(
             peer.role, peer.instance, peer.incarnation, session, term, Owner(receives, on_message, on_gone)
         )
-        hello = Hello(session, term, PROTOCOL_MIN, PROTOCOL_MAX, profile)
+        hello = Hello(session, term, PROTOCOL_MIN, PROTOCOL_MAX, profile, peer.instance)
         try:
             reply = await self._node.call(peer.role, peer.instance, hello, HelloReply, timeout=timeout)
             self._check_reply(link, reply, profile)
@@ -123,7 +128,7 @@ class Links:
 
         A new session of the same peer replaces its former link: `on_gone` of the old, then `on_open` of the new. That happens after
         ``admit`` has let it in. Only one ``admit`` per role runs at a time; one that was overtaken by a newer Hello of the same peer
-        is refused afterwards (``stale``). A refusal carries the presence's ``term``.
+        is refused afterwards (``stale``), and so is one that was heard before. A refusal carries the presence's ``term``.
         """
         if not self._accepts:
             self._node.serve(Hello, self._on_hello, limit=_HELLOS, busy=self._busy)
@@ -177,8 +182,13 @@ class Links:
             return self._refuse(
                 hello, Profile(""), ErrorInfo("mismatch", f"{self._node.role} has no links with {sender.role}")
             )
-        error = check_hello(hello, accepts.profile())
         key = (Role(sender.role), sender.instance)
+        if hello.to not in ("", self._node.instance):
+            self._node.refuse("session")
+            return self._refuse(hello, accepts.profile(), ErrorInfo("mismatch", "another instance is meant"))
+        if not self._first_time(key, hello.session):
+            return await self._repeated(key, received, accepts)
+        error = check_hello(hello, accepts.profile()) or self._no_room(key)
         self._latest[key] = hello.session
         try:
             async with accepts.one_at_a_time:
@@ -192,6 +202,35 @@ class Links:
         finally:
             if self._latest.get(key) == hello.session:
                 del self._latest[key]
+
+    def _first_time(self, key: _Key, session: int) -> bool:
+        if (key, session) in self._heard:
+            return False
+        self._heard[key, session] = None
+        if len(self._heard) > _SESSIONS:
+            del self._heard[next(iter(self._heard))]
+        return True
+
+    async def _repeated(self, key: _Key, received: Received[Hello], accepts: _Accepts) -> HelloReply:
+        """The bus brought a Hello twice, or somebody plays one back: nothing changes. That of the open link is answered as it was."""
+        hello = received.message
+        if self._latest.get(key) == hello.session:
+            async with accepts.one_at_a_time:
+                pass  # the first of them is still being admitted
+        link = self.get(*key)
+        same = link is not None and (link.session, link.peer_incarnation) == (
+            hello.session,
+            received.sender.incarnation,
+        )
+        if same:
+            return HelloReply(hello.session, accepts.profile())
+        self._node.refuse("session")
+        return self._refuse(hello, accepts.profile(), ErrorInfo("stale", "this session was opened before"))
+
+    def _no_room(self, key: _Key) -> ErrorInfo | None:
+        if key in self._links or len(self._links) < _LINKS:
+            return None
+        return ErrorInfo("busy", "too many links are open", retry_after_ms=1000)
 
     def _overtaken(self, key: _Key, hello: Hello) -> ErrorInfo | None:
         if self._latest.get(key) == hello.session:

@@ -142,17 +142,27 @@ class LinkCore:
         self._resend_s = RESEND_S
         self._heard_at = float("-inf")
 
-    def receive(self, seq: int, ack: int, body: bytes, now: float, patience: float) -> None:
-        """Take in a frame."""
+    def receive(self, seq: int, ack: int, body: bytes, now: float, patience: float) -> str:
+        """Take in a frame.
+
+        Returns:
+            Why nothing of it was taken, or "": ``numbers`` for one that nobody who keeps to the protocol sends (it acknowledges what was never
+            sent, or comes from beyond the window), ``duplicate`` for a body that is here already.
+        """
+        if ack > self._last_sent or seq > self._applied + WINDOW_FRAMES:
+            return "numbers"
         self._acknowledged(ack, now, patience)
         if seq == 0:
-            return
-        if seq <= self._applied:
+            return ""
+        if seq <= self._applied or seq in self._early:
             self.duplicates += 1
-            self._owe_ack(now)  # the peer may have missed the last one
-        elif seq not in self._early and self._has_room(seq, body):
+            if seq <= self._applied:
+                self._owe_ack(now)  # the peer may have missed the last one
+            return "duplicate"
+        if self._has_room(seq, body):
             self._early[seq] = body
             self._early_bytes += len(body)
+        return ""
 
     def take(self) -> bytes | None:
         """The next body in order, or None. Call `applied` when it is."""
@@ -170,9 +180,7 @@ class LinkCore:
 
     def _has_room(self, seq: int, body: bytes) -> bool:
         """What comes in order always fits; what is early fits if a sender that keeps to the window may have sent it."""
-        if seq == self._applied + 1:
-            return True
-        return seq <= self._applied + WINDOW_FRAMES and self._early_bytes + len(body) <= 2 * WINDOW_BYTES
+        return seq == self._applied + 1 or self._early_bytes + len(body) <= 2 * WINDOW_BYTES
 
     def _owe_ack(self, now: float) -> None:
         if self._ack_since is None:

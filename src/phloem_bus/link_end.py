@@ -136,7 +136,9 @@ class Link:
 
     def receive(self, frame: LinkFrame) -> None:
         """Take in a frame of this session and apply what is in order."""
-        self._core.receive(frame.seq, frame.ack, frame.body, anyio.current_time(), self._patience())
+        trouble = self._core.receive(frame.seq, frame.ack, frame.body, anyio.current_time(), self._patience())
+        if trouble:
+            self._node.refuse(trouble)
         self._deliver()
         if self._core.due() < self._sleeps_until:
             self._wake.set()

@@ -160,6 +160,10 @@ class LocalBus:
         return self._broker.max_payload
 
     @property
+    def violations(self) -> int:
+        return 0
+
+    @property
     def connected(self) -> bool:
         return self._broker.up and not self._closed
 

@@ -12,7 +12,8 @@ from .node import Node
 
 
 class NodeCollector(Collector):
-    """Counters of a node: ``phloem_bus_refused_total``, ``phloem_bus_dropped_total`` and ``phloem_bus_connected``."""
+    """Counters of a node: ``phloem_bus_refused_total``, ``phloem_bus_dropped_total``, ``phloem_bus_violations_total``,
+    and ``phloem_bus_connected``."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -27,6 +28,10 @@ class NodeCollector(Collector):
             "phloem_bus_dropped", "Messages that came faster than they were taken", labels=["role"]
         )
         dropped.add_metric([role], self._node.dropped)
+        violations = CounterMetricFamily(
+            "phloem_bus_violations", "What the broker did not let us send or receive", labels=["role"]
+        )
+        violations.add_metric([role], self._node.bus.violations)
         connected = GaugeMetricFamily("phloem_bus_connected", "1 while there is a connection", labels=["role"])
         connected.add_metric([role], float(self._node.bus.connected))
-        yield from (refused, dropped, connected)
+        yield from (refused, dropped, violations, connected)

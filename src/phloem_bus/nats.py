@@ -80,8 +80,7 @@ class NatsBus:
         self._requests = Requests(options.inbox)
         self._supervisor: asyncio.Task[None] | None = None
         self._complaints: dict[tuple[str, str], None] = {}
-        self.violations = 0
-        """How often the server said that we may not."""
+        self._violations = 0
         self.reconnections = 0
 
     @classmethod
@@ -113,6 +112,10 @@ class NatsBus:
     @property
     def connected(self) -> bool:
         return self._ready and self._client is not None and self._client.is_connected
+
+    @property
+    def violations(self) -> int:
+        return self._violations
 
     @property
     def connected_since(self) -> float:
@@ -291,7 +294,7 @@ class NatsBus:
         if forbidden is None:
             _log.debug("nats-py: %s", error)
             return
-        self.violations += 1
+        self._violations += 1
         kind, subject = forbidden
         for mailbox in self._mailboxes:
             if kind == "subscription" and mailbox.subject.lower() == subject:

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import anyio
 import nats.errors
 from nats.aio.client import Client
+from nats.protocol import parser
 
 from .errors import ConfigError, Disconnected
 
@@ -41,7 +42,9 @@ class NatsOptions:
         url: ``nats://host:port`` or ``tls://host:port``; several separated by commas.
         user: user name, "" = none.
         password: from a file, never from a flag.
-        tls_ca: PEM file of the authority that signed the server's certificate; None = the system's authorities (for ``tls://``).
+        tls_ca: PEM file of the authority that signed the server's certificate; None = the system's authorities (for ``tls://``). With
+            either of them nothing is said to a server that does not speak TLS.
+        tls_cert, tls_key: PEM files by which we show who we are, for servers that ask.
         name: shown by the server's monitoring.
         inbox: prefix of the subjects that replies to us come to. Private to a role and instance, so that a user may be kept from reading
             others' replies: ``_INBOX_<role>.<instance>``.
@@ -51,6 +54,8 @@ class NatsOptions:
     user: str = ""
     password: str = field(default="", repr=False)
     tls_ca: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
     name: str = ""
     inbox: str = "_INBOX"
 
@@ -66,17 +71,30 @@ class NatsOptions:
         return urls
 
     def tls(self) -> ssl.SSLContext | None:
-        """The TLS context, or None for plain TCP.
+        """The TLS context, or None if no TLS is asked for.
 
         Raises:
-            ConfigError: the file is no certificate.
+            ConfigError: a file is no certificate or key.
         """
-        if self.tls_ca is None:
-            return ssl.create_default_context() if self.url.startswith("tls://") else None
+        if not (self.tls_ca or self.tls_cert or self.tls_key or "tls://" in self.url):
+            return None
         try:
-            return ssl.create_default_context(cafile=str(self.tls_ca))
+            context = ssl.create_default_context(cafile=None if self.tls_ca is None else str(self.tls_ca))
         except (OSError, ssl.SSLError) as error:
             raise ConfigError("--nats-tls-ca", f"not a usable certificate file: {error}") from error
+        self._show_ourselves(context)
+        return context
+
+    def _show_ourselves(self, context: ssl.SSLContext) -> None:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            missing = "--nats-tls-cert" if self.tls_cert is None else "--nats-tls-key"
+            raise ConfigError(missing, "a certificate and its key go together")
+        if self.tls_cert is not None:
+            try:
+                # Without a password a locked key would have OpenSSL ask the terminal.
+                context.load_cert_chain(self.tls_cert, self.tls_key, password="")
+            except (OSError, ssl.SSLError) as error:
+                raise ConfigError("--nats-tls-cert", f"not a usable certificate and key: {error}") from error
 
 
 def _check_url(url: str) -> None:
@@ -95,6 +113,49 @@ class Refused(Exception):
     """Raised when the broker is there and does not let us in."""
 
 
+class _PlainText(nats.errors.Error):
+    """Raised in place of sending a password, or anything else, in the clear."""
+
+
+class _NotShown(nats.errors.Error):
+    """Raised where a server wants a certificate that we don't have. It would only hang up, once TLS has been agreed on."""
+
+
+# A server parts the words of a line at spaces and tabs; a reply subject, which any client makes up, may hold every other byte. nats-py parts at
+# whatever is blank, and gives up the connection where that leaves it with a line it does not know.
+parser.MSG_RE = re.compile(rb"\AMSG[ \t]+([^ \t\r\n]+)[ \t]+(\d+)[ \t]+(([^ \t\r\n]+)[ \t]+)?(\d+)\r\n")
+parser.HMSG_RE = re.compile(rb"\AHMSG[ \t]+([^ \t\r\n]+)[ \t]+(\d+)[ \t]+(([^ \t\r\n]+)[ \t]+)?(\d+)[ \t]+(\d+)\r\n")
+_NO_RESPONDERS = b"NATS/1.0 503\r\n"
+"""How headers of the server's answer to a request that nobody hears begin. Newer servers say the subject in them, too."""
+
+
+class _Client(Client):
+    """nats-py, less trusting: one message of a stranger would end its reader, and one line of a false server its caution."""
+
+    def __init__(self, shows_certificate: bool) -> None:
+        super().__init__()
+        self._shows_certificate = shows_certificate
+
+    def _connect_command(self) -> bytes:
+        """The first thing said to a server, after TLS if there is any. Where TLS is asked for, it is a condition."""
+        if self.options.get("tls") is not None and not self._server_info.get("tls_required"):
+            raise _PlainText("it does not speak TLS")
+        if self._server_info.get("tls_verify") and not self._shows_certificate:
+            raise _NotShown("it wants a certificate")
+        return super()._connect_command()
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
+        """Take in a message: subjects as text, whatever bytes they are, and no headers but those that the server makes; we use none."""
+        nobody = not data and headers is not None and headers.startswith(_NO_RESPONDERS)
+        kept = _NO_RESPONDERS + b"\r\n" if nobody else b""
+        await super()._process_msg(sid, _text(subject), _text(reply), data, kept)
+
+
+def _text(subject: bytes) -> bytes:
+    """``subject`` with a mark in the place of what is no UTF-8: nobody listens or answers there."""
+    return subject.decode("utf-8", "replace").encode()
+
+
 async def open_client(
     options: NatsOptions, *, on_closed: Callable[[], Awaitable[None]], on_error: Callable[[Exception], Awaitable[None]]
 ) -> Client:
@@ -103,10 +164,11 @@ async def open_client(
     Raises:
         Disconnected: the broker can't be reached.
         Refused: it can, and says no.
-        ConfigError: an option can't be used.
+        ConfigError: an option can't be used, or TLS can't be had with it.
     """
-    client = Client()
-    settings: dict[str, Any] = {"tls": options.tls()} if options.tls() is not None else {}
+    client = _Client(options.tls_cert is not None)
+    context = options.tls()
+    settings: dict[str, Any] = {} if context is None else {"tls": context}
     if options.user:
         settings |= {"user": options.user, "password": options.password}
     try:
@@ -128,12 +190,27 @@ async def open_client(
             )
     except BaseException as error:
         abort(client)
+        if (setting := _tls_trouble(error, options)) is not None:
+            raise setting from error
         if isinstance(error, nats.errors.Error) and "authorization" in str(error).lower():
             raise Refused(str(error).removeprefix("nats: ").strip("' ")) from error
         if isinstance(error, (OSError, nats.errors.Error, TimeoutError)):
             raise Disconnected(f"no NATS server at {options.url}: {error}") from error
         raise
     return client
+
+
+def _tls_trouble(error: BaseException, options: NatsOptions) -> ConfigError | None:
+    """What is to be changed if that is why there is no TLS with this server. A broken connection is no such reason: it may come back."""
+    if isinstance(error, _PlainText):
+        return ConfigError("--nats-url", f"TLS is asked for, and the broker at {options.url} does not speak it")
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return ConfigError("--nats-tls-ca", f"the broker at {options.url} is not trusted: {error.verify_message}")
+    if isinstance(error, _NotShown):
+        return ConfigError("--nats-tls-cert", f"the broker at {options.url} asks for a certificate of ours")
+    if isinstance(error, ssl.SSLError) and re.search("ALERT.*(CERTIFICATE|UNKNOWN_CA)", error.reason or ""):
+        return ConfigError("--nats-tls-cert", f"the broker at {options.url} does not accept it: {error.reason}")
+    return None
 
 
 async def round_trip(client: Client) -> None:

@@ -53,7 +53,6 @@ class Requests:
     def __init__(self, prefix: str) -> None:
         self._inbox = f"{prefix}.{secrets.token_hex(8)}"
         self._waiting: dict[str, Waiter] = {}
-        self._count = 0
 
     @property
     def pattern(self) -> str:
@@ -66,9 +65,8 @@ class Requests:
 
     @contextmanager
     def waiter(self) -> Iterator[Waiter]:
-        """A waiter with an inbox of its own, forgotten at the end."""
-        self._count += 1
-        token = f"{self._count:x}"
+        """A waiter with an inbox of its own, forgotten at the end. Who has seen one of them can't tell the next."""
+        token = secrets.token_hex(8)
         waiter = self._waiting[token] = Waiter(f"{self._inbox}.{token}")
         try:
             yield waiter

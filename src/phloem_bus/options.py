@@ -18,7 +18,7 @@ from typing import Annotated
 
 import typer
 
-from phloem_proto.subjects import Role, is_token
+from phloem_proto.subjects import Role, is_token, replies
 
 from .errors import ConfigError
 from .log import FORMATS, LEVELS
@@ -67,6 +67,19 @@ NatsTlsCa = Annotated[
         help="Certificate of the authority that signed the broker's, for TLS.",
         rich_help_panel=_BUS,
     ),
+]
+NatsTlsCert = Annotated[
+    Path | None,
+    typer.Option(
+        "--nats-tls-cert",
+        envvar="PHLOEM_NATS_TLS_CERT",
+        help="Our own certificate, for a broker that asks for one.",
+        rich_help_panel=_BUS,
+    ),
+]
+NatsTlsKey = Annotated[
+    Path | None,
+    typer.Option("--nats-tls-key", envvar="PHLOEM_NATS_TLS_KEY", help="File that holds its key.", rich_help_panel=_BUS),
 ]
 Namespace = Annotated[
     str,
@@ -165,6 +178,8 @@ class CommonOptions:
         nats_user: str = "",
         nats_password_file: Path | None = None,
         nats_tls_ca: Path | None = None,
+        nats_tls_cert: Path | None = None,
+        nats_tls_key: Path | None = None,
         namespace: str = NAMESPACE,
         instance: str = "",
         log_format: str = "console",
@@ -195,8 +210,10 @@ class CommonOptions:
             user=nats_user,
             password=read_secret("--nats-password-file", nats_password_file),
             tls_ca=nats_tls_ca,
+            tls_cert=nats_tls_cert,
+            tls_key=nats_tls_key,
             name=instance,
-            inbox=f"_INBOX_{role}.{instance}",
+            inbox=replies(role, instance),
         )
         nats.servers()
         nats.tls()

@@ -20,8 +20,11 @@ PROBE_S = 0.5
 """How long a probe waits for its answer."""
 LEFT = "left"
 """State of a peer that said goodbye."""
+_PEERS = 1024
+"""Peers of one role: as many as connections to the broker."""
 _FORMER = 1024
-"""Former incarnations remembered, so that a late beat does not bring one back. The oldest are forgotten."""
+"""Processes remembered that left or were thought dead, so that a late beat does not bring one back. The oldest are forgotten."""
+_FOR_GOOD = float("inf")
 
 
 @dataclass(slots=True)
@@ -41,6 +44,8 @@ class Peer:
     """Our own calls that it has not answered yet."""
     heard_at: float = 0.0
     """`Patience` time of the last sign of life."""
+    beaten_at: float = 0.0
+    """The same of the last beat that was believed."""
     unreachable_since: float | None = None
     """`Patience` time since which nobody has listened on its subject."""
     unanswered: bool = False
@@ -48,6 +53,8 @@ class Peer:
     probing: bool = False
     chosen: int = 0
     """When it was last chosen, as a count of choices."""
+    number: int = 0
+    """Of its last beat."""
 
 
 class News(NamedTuple):
@@ -56,6 +63,8 @@ class News(NamedTuple):
     gone: Peer | None = None
     joined: Peer | None = None
     changed: Peer | None = None
+    refused: str = ""
+    """Why it said nothing: ``stale`` or ``peers`` (there are too many)."""
 
 
 class PeerTable:
@@ -67,7 +76,7 @@ class PeerTable:
 
     def __init__(self, watched: Collection[Role]) -> None:
         self._peers: dict[Role, dict[str, Peer]] = {role: {} for role in sorted(watched)}
-        self._former: dict[Sender, None] = {}
+        self._former: dict[Sender, float] = {}
         self._choices = 0
 
     @property
@@ -101,11 +110,17 @@ class PeerTable:
         return chosen
 
     def heard(self, sender: Sender, beat: Beat, now: float, patience: float) -> News:
-        """Take in a beat at clock time ``now`` and `Patience` time ``patience``."""
-        if sender in self._former:
-            return News()
+        """Take in a beat at clock time ``now`` and `Patience` time ``patience``.
+
+        One that is no newer than the last is not believed, unless that one was heard so long ago that its number may have been false.
+        """
+        former = self._former.get(sender, 0)
+        if former == _FOR_GOOD or 0 < beat.number <= former:
+            return News(refused="stale")
         role = Role(sender.role)
         known = self._peers[role].get(sender.instance)
+        if known is None and len(self._peers[role]) >= _PEERS:
+            return News(refused="peers")
         if known is None or known.incarnation != sender.incarnation:
             peer = Peer(
                 role,
@@ -117,11 +132,16 @@ class PeerTable:
                 beat.term,
                 now,
                 heard_at=patience,
+                beaten_at=patience,
+                number=beat.number,
             )
             if known is not None:
                 self._bury(known)
             self._peers[role][sender.instance] = peer
             return News(gone=known, joined=peer)
+        if 0 < beat.number <= known.number and patience - known.beaten_at < GONE_S:
+            return News(refused="stale")
+        known.number, known.beaten_at = beat.number, patience
         changed = (known.state, known.term, known.profile) != (beat.state, beat.term, beat.profile)
         known.state, known.term, known.profile, known.load = beat.state, beat.term, beat.profile, beat.load
         known.last_heard = now
@@ -130,7 +150,7 @@ class PeerTable:
 
     def left(self, sender: Sender) -> Peer | None:
         """A goodbye: remove and return the peer, ``left``, if it was here. Beats of that incarnation no longer count."""
-        self._remember(sender)
+        self._remember(sender, _FOR_GOOD)
         peer = self._peers[Role(sender.role)].get(sender.instance)
         if peer is None or peer.incarnation != sender.incarnation:
             return None
@@ -139,9 +159,10 @@ class PeerTable:
         return peer
 
     def remove(self, peer: Peer) -> bool:
-        """Remove a peer that is thought dead; False if it is not here any more. It comes back with its next beat."""
+        """Remove a peer that is thought dead; False if it is not here any more. It comes back with its next beat, not with a former one."""
         if self._peers[peer.role].get(peer.instance) is not peer:
             return False
+        self._remember(Sender(peer.role, peer.instance, peer.incarnation), peer.number)
         del self._peers[peer.role][peer.instance]
         return True
 
@@ -180,9 +201,10 @@ class PeerTable:
         return dead, doubtful
 
     def _bury(self, peer: Peer) -> None:
-        self._remember(Sender(peer.role, peer.instance, peer.incarnation))
+        self._remember(Sender(peer.role, peer.instance, peer.incarnation), _FOR_GOOD)
 
-    def _remember(self, sender: Sender) -> None:
-        self._former[sender] = None
+    def _remember(self, sender: Sender, number: float) -> None:
+        """Beats of ``sender`` up to ``number`` say nothing any more."""
+        self._former[sender] = number
         while len(self._former) > _FORMER:
             del self._former[next(iter(self._former))]

@@ -17,6 +17,7 @@ from .errors import BusError, Disconnected, NoPeer, NoResponders, PayloadTooLarg
 from .node import Node, Received
 from .patience import TICK_S, Patience
 from .peers import BEAT_S, GONE_S, PROBE_S, SUSPECT_S, Peer, PeerTable
+from .told import STATES, believable
 
 R = TypeVar("R", bound=Message)
 
@@ -70,7 +71,7 @@ class Presence:
 
     def set_state(self, state: str) -> None:
         """``starting`` | ``ready`` | ``draining``; told to peers at once."""
-        if state not in ("starting", "ready", "draining"):
+        if state not in STATES:
             raise ValueError(f"not a state: {state!r}")
         self.state = state
         self._beat_now.set()
@@ -171,9 +172,11 @@ class Presence:
             peer.in_flight -= 1
 
     async def _beat(self) -> None:
+        number = 0
         while not self._left:
             self._beat_now = anyio.Event()
-            beat = Beat(self.state, self._profile(), self._load(), self.term())
+            number += 1
+            beat = Beat(self.state, self._profile(), self._load(), self.term(), number)
             try:
                 for role in self._tells:
                     await self.node.send(role, subjects.ALL, beat)
@@ -222,7 +225,12 @@ class Presence:
         sender = received.sender
         if sender == self.node.sender or not self._table.watches(sender.role):
             return
+        if not believable(sender.role, received.message):
+            self.node.refuse("malformed")
+            return
         news = self._table.heard(sender, received.message, anyio.current_time(), self.patience.elapsed)
+        if news.refused:
+            self.node.refuse(news.refused)
         if news.gone is not None:
             _log.info("%s %s restarted", sender.role, sender.instance)
             self._notify(self._gone, news.gone)
@@ -237,7 +245,9 @@ class Presence:
         if not self._table.watches(sender.role):
             return
         peer = self._table.left(sender)
-        if peer is not None:
+        if peer is None:
+            self.node.refuse("stale")
+        else:
             _log.info("%s %s left", peer.role, peer.instance)
             self._notify(self._gone, peer)
 

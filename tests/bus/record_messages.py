@@ -31,6 +31,8 @@ def example(kind: Any, number: int = 1) -> Any:
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         fields = msgspec.structs.fields(kind)
         return kind(**{field.name: example(field.type, number + place) for place, field in enumerate(fields)})
+    if origin is typing.Annotated:
+        return example(arguments[0], number)
     if origin in (typing.Union, types.UnionType):
         return example(next(argument for argument in arguments if argument is not type(None)), number)
     if origin is tuple:

@@ -287,9 +287,10 @@ def test_profiles_that_do_not_match_are_refused(part: str) -> None:
 
 def test_protocol_versions_that_do_not_meet_are_refused() -> None:
     async def test(pair: Pair) -> None:
-        for low, high, good in ((1, 1, True), (1, 9, True), (2, 9, False), (0, 0, False)):
+        cases = ((1, 1, True), (1, 9, True), (2, 9, False), (0, 0, False))
+        for session, (low, high, good) in enumerate(cases):
             reply = await pair.scheduler.node.call(
-                Role.WORKER, "w", Hello(5, 0, low, high, Profile("m")), HelloReply, timeout=1
+                Role.WORKER, "w", Hello(session, 0, low, high, Profile("m")), HelloReply, timeout=1
             )
             assert (reply.error is None) == good
             assert good or (reply.error is not None and reply.error.code == "mismatch")

@@ -108,6 +108,9 @@ def test_short_names(model: str, name: str) -> None:
         ("--nats-url", {"nats_url": "nats://u:p@host:4222"}),
         ("--nats-password-file", {"nats_password_file": Path("/does/not/exist")}),
         ("--nats-tls-ca", {"nats_tls_ca": Path("/does/not/exist")}),
+        ("--nats-tls-key", {"nats_tls_cert": Path("/does/not/exist")}),
+        ("--nats-tls-cert", {"nats_tls_key": Path("/does/not/exist")}),
+        ("--nats-tls-cert", {"nats_tls_cert": Path("/does/not/exist"), "nats_tls_key": Path("/does/not/exist")}),
     ],
 )
 def test_what_cannot_be_used_is_named_by_its_flag(flag: str, setting: dict[str, object]) -> None:

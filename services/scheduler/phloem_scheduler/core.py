@@ -302,9 +302,9 @@ class Core:
         view = self.ledger.gateways.get(instance)
         self._give_up(view.requests.values() if view else (), now)
 
-    def live(self, gateway: str, message: Live, now: float) -> LiveReply:
-        """What a gateway says it holds, one part of the list at a time."""
-        reply, gone = self.ledger.reconcile(gateway, message)
+    def live(self, gateway: str, message: Live, now: float, incarnation: int = 0) -> LiveReply:
+        """What a gateway (this process of it) says it holds, one part of the list at a time."""
+        reply, gone = self.ledger.reconcile(gateway, message, incarnation)
         self._give_up(gone, now)
         return reply
 

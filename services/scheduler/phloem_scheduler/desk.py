@@ -249,7 +249,8 @@ class Desk:
 
     def _on_live(self, received: Received[Live]) -> None:
         if self.leading:
-            reply = self.core.live(received.sender.instance, received.message, anyio.current_time())
+            sender, now = received.sender, anyio.current_time()
+            reply = self.core.live(sender.instance, received.message, now, sender.incarnation)
             self._wake.set()
         else:
             reply = LiveReply(part=received.message.part)

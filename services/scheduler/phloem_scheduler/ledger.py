@@ -26,6 +26,8 @@ class GatewayView:
     requests: dict[bytes, Request] = field(default_factory=dict)
     mentioned: dict[bytes, None] = field(default_factory=dict)  # in the parts of the list under way
     parts: int = 0  # received of the list under way
+    incarnation: int = 0  # of the process whose lists these are
+    listed: int = 0  # number of its last complete list
 
 
 class Ledger:
@@ -121,9 +123,16 @@ class Ledger:
     def _done_overdue(self, now: float) -> bool:
         return bool(self._done) and self._done[0][0] <= now - KEEP_DONE_S
 
-    def reconcile(self, gateway: str, live: Live) -> tuple[LiveReply, list[Request]]:
-        """Compare with what a gateway says it holds: the reply, and those it has given up (missing twice)."""
+    def reconcile(self, gateway: str, live: Live, incarnation: int = 0) -> tuple[LiveReply, list[Request]]:
+        """Compare with what a gateway says it holds: the reply, and those it has given up (missing twice).
+
+        A list that was told before, or that a later one has replaced, says nothing.
+        """
         view = self.gateways.get(gateway) or GatewayView()
+        if view.incarnation != incarnation:
+            view.incarnation, view.listed = incarnation, 0
+        if 0 < live.number <= view.listed:
+            return LiveReply(part=live.part), []
         if live.part == 0:
             view.mentioned, view.parts = {}, 0
         unknown: list[bytes] = []
@@ -146,7 +155,10 @@ class Ledger:
             ):
                 ahead.append(LiveRequest(entry.rid, entry.attempt, told))
         view.parts += 1
-        gone = self._missing(view) if live.part == live.parts - 1 and view.parts == live.parts else []
+        gone: list[Request] = []
+        if live.part == live.parts - 1 and view.parts == live.parts:
+            view.listed = live.number
+            gone = self._missing(view)
         return LiveReply(tuple(unknown), live.part, tuple(ahead)), gone
 
     def _missing(self, view: GatewayView) -> list[Request]:

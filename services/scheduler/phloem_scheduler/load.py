@@ -9,10 +9,14 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from phloem_bus.told import MOST
 from phloem_proto.messages import Load
 
 from .core import Core
 from .worker import WorkerState
+
+# Names that workers and grammar services tell; they have some twenty each.
+MOST_NAMES = 256
 
 COUNTED = {
     "requests": "Requests accepted",
@@ -85,11 +89,12 @@ def totals_of(core: Core) -> Iterator[tuple[str, float, str]]:
 
 
 def added_up(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Sums by name."""
+    """Sums by name, of the first so many names: whoever tells more must not make our beat too large, nor a number in it too large."""
     sums: dict[str, float] = {}
     for part in parts:
         for name, value in part.items():
-            sums[name] = sums.get(name, 0.0) + value
+            if name in sums or len(sums) < MOST_NAMES:
+                sums[name] = min(MOST, sums.get(name, 0.0) + value)
     return sums
 
 
