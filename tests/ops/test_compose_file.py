@@ -140,7 +140,7 @@ def as_written(default: Any) -> str:
 def test_compose_names_the_settings_of_a_service_and_no_others(cpu: dict[str, Any], name: str) -> None:
     known = settings_of("phloem_" + name.replace("-", "_"))
     given = {key for key in cpu["services"][name]["environment"] if key != "PHLOEM_CACHE"}
-    left_out = {"PHLOEM_INSTANCE", "PHLOEM_NATS_TLS_CA"}  # drawn anew by each process; the bus is a private network
+    left_out = {"PHLOEM_INSTANCE"}  # drawn anew by each process
     if name == "gateway":
         left_out.add("PHLOEM_METRICS_PORT")  # its metrics are on the HTTP port
     assert given == set(known) - left_out

@@ -15,7 +15,7 @@ NATS_PORT = 4222
 
 
 def inspect(url: str) -> Broker:
-    """Ask the broker at ``url`` (``nats://host:port``).
+    """Ask the broker at ``url`` (``nats://host:port``, or ``tls://`` for one that speaks TLS).
 
     Raises:
         BrokerMissing: nobody answers there, or it is not a nats-server.
@@ -36,7 +36,8 @@ def inspect(url: str) -> Broker:
         info = None
     if not isinstance(info, dict):
         raise BrokerMissing(f"--nats-url: what answers at {host}:{port} is not a nats-server")
-    return Broker(url=f"nats://{host}:{port}", wants_password=bool(info.get("auth_required")))
+    scheme = "tls" if parts.scheme == "tls" or info.get("tls_required") else "nats"
+    return Broker(url=f"{scheme}://{host}:{port}", wants_password=bool(info.get("auth_required")))
 
 
 def _first_line(connection: socket.socket) -> bytes:
