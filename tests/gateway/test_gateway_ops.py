@@ -90,10 +90,12 @@ async def test_keys(tmp_path: Path) -> None:
 
 
 def test_owners_differ_by_key_and_do_not_show_it() -> None:
-    keys = Keys(["alpha", "beta"])
-    owners = {keys.owner(f"bearer {key}") for key in ("alpha", "beta")}
-    assert len(owners) == 2
-    assert not owners & {"alpha", "beta"}
+    names = [f"key-{number}" for number in range(2000)]
+    keys = Keys(names)
+    owners = {keys.owner(f"bearer {key}") for key in names}
+    assert len(owners) == 2000
+    assert not owners & set(names)
+    assert {len(owner) for owner in owners} == {32}  # 128 bits: no two keys share leases, whoever made them
     assert Keys().owner(None) == ANYONE
     with pytest.raises(ApiError):
         keys.owner("Bearer \udcff")
