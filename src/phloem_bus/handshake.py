@@ -5,11 +5,15 @@ from __future__ import annotations
 from phloem_proto.codec import PROTOCOL_MAX, PROTOCOL_MIN
 from phloem_proto.messages import ErrorInfo, Hello, Profile
 
+from .told import fits
+
 _DIGESTS = ("model_digest", "tokenizer_digest", "sampler")
 
 
 def mismatch(ours: Profile, theirs: Profile) -> str | None:
     """What two profiles disagree about, in words; None when they fit. Empty digests fit everything."""
+    if not fits(theirs):
+        return "profile too large"
     for name in _DIGESTS:
         our, their = getattr(ours, name), getattr(theirs, name)
         if our and their and our != their:

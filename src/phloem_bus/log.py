@@ -16,6 +16,25 @@ _COLOURS = {logging.DEBUG: "2", logging.WARNING: "33", logging.ERROR: "31", logg
 _KNOWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message", "request_id"}
 
 
+LONGEST = 4096
+"""Characters of a message; a peer's error text may have millions."""
+_CONTROLS = (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)
+_ESCAPES = {code: f"\\u{code:04x}" for code in _CONTROLS}
+
+
+def one_line(text: str) -> str:
+    """``text`` without what would begin a line or colour it: paths, names and errors come from strangers, who must not write lines of ours.
+
+    The escapes are those of JSON, so that a JSON text stays one.
+    """
+    return text.translate(_ESCAPES)
+
+
+def shortened(text: str) -> str:
+    """The beginning of a text that is too long for a log."""
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text)} characters)"
+
+
 def about(rid: bytes) -> dict[str, str]:
     """The ``extra`` of a record about a request: its id inside, the first 8 hex digits of ``rid``, which the gateway maps to the client's."""
     return {"request_id": rid[:4].hex()}
@@ -46,7 +65,8 @@ class ConsoleFormatter(logging.Formatter):
             level = f"\x1b[{_COLOURS[record.levelno]}m{level}\x1b[0m"
         request = getattr(record, "request_id", None)
         extras = "".join(f" {key}={value}" for key, value in _extras(record).items())
-        line = f"{clock} {level} {self._service}  {record.getMessage()}{extras}" + (f" [{request}]" if request else "")
+        text = one_line(shortened(f"{record.getMessage()}{extras}") + (f" [{request}]" if request else ""))
+        line = f"{clock} {level} {self._service}  {text}"
         return line + (f"\n{self.formatException(record.exc_info)}" if record.exc_info else "")
 
 
@@ -63,7 +83,7 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "service": self._service,
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": shortened(record.getMessage()),
         }
         request = getattr(record, "request_id", None)
         if request:
@@ -71,7 +91,7 @@ class JsonFormatter(logging.Formatter):
         fields.update(_extras(record))
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
-        return json.dumps(fields, default=str, ensure_ascii=False)
+        return one_line(json.dumps(fields, default=str, ensure_ascii=False))
 
 
 def configure(service: str, *, style: str = "console", level: str = "info", stream: IO[str] | None = None) -> None:

@@ -212,7 +212,7 @@ class Presence:
             pass  # our own connection, or a reply we can't read: neither says anything of the peer
         else:
             self._table.answered(peer, self.patience.elapsed)
-            if reply.state != peer.state:
+            if reply.state != peer.state and reply.state in STATES:
                 peer.state = reply.state
                 self._notify(self._changed, peer)
         finally:

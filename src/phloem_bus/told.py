@@ -34,10 +34,11 @@ _SPEAKS_FOR: dict[str, tuple[str, ...]] = {
 
 def believable(role: str, beat: Beat) -> bool:
     """Whether somebody of ``role`` that keeps to the protocol could have sent ``beat``."""
-    return beat.state in STATES and _fits(beat.profile) and _plain(beat.load) and _counts(role, beat.load.counters)
+    return beat.state in STATES and fits(beat.profile) and _plain(beat.load) and _counts(role, beat.load.counters)
 
 
-def _fits(profile: Profile) -> bool:
+def fits(profile: Profile) -> bool:
+    """Whether a profile is of the size that profiles have."""
     parts: list[msgspec.Struct] = [profile]
     if profile.worker is not None:
         if len(profile.worker.eos_ids) > MOST_EOS:

@@ -14,7 +14,7 @@ from trio.testing import MockClock
 
 from phloem_bus import link_core, peers
 from phloem_bus.bus import RawMessage
-from phloem_bus.errors import NoPeer
+from phloem_bus.errors import HelloRefused, NoPeer
 from phloem_bus.link import Link
 from phloem_bus.link_core import LinkCore
 from phloem_bus.local import LocalBroker, LocalBus
@@ -469,6 +469,49 @@ def test_a_hello_for_somebody_else_opens_nothing() -> None:
         assert pair.events == []
 
     with_pair(test)
+
+
+def test_a_hello_with_a_profile_of_any_size_is_refused() -> None:
+    async def test(pair: Pair) -> None:
+        large = Hello(5, 0, 1, 1, Profile("m" * 1_000_000))
+        reply = await pair.scheduler.node.call(Role.WORKER, "w", large, HelloReply, timeout=1)
+        assert reply.error is not None
+        assert reply.error.code == "mismatch"
+        assert pair.events == []
+        pair.worker.profile = Profile("m", model_digest="d" * 1_000_000)
+        with pytest.raises(HelloRefused):
+            await pair.connect()
+
+    with_pair(test)
+
+
+def test_a_state_that_there_is_not_is_not_taken_over_from_a_probe() -> None:
+    async def main(_: MockClock) -> None:
+        broker = LocalBroker()
+        async with anyio.create_task_group() as tasks:
+            scheduler = await Actor(broker, Role.SCHEDULER, "s", [Role.WORKER]).start(tasks)
+            odd = Node(
+                broker.connect(),
+                role=Role.WORKER,
+                instance="w",
+                incarnation=5,
+                namespace="d",
+                model="m",
+                rng=random.Random(0),
+            )
+
+            async def answer(_: Received[Probe]) -> ProbeReply:
+                return ProbeReply("?" * 1000)
+
+            odd.serve(Probe, answer, limit=1, busy=lambda _: ProbeReply())
+            await tasks.start(odd.run, INBOXES[Role.WORKER])
+            await broker.connect().publish("ph.d.m.scheduler.all.worker", encode(WORKER, beat(1)))
+            await anyio.sleep(1)  # silent for long enough to be asked
+            (peer,) = scheduler.presence.peers(Role.WORKER)
+            assert (peer.state, peer.suspect) == ("ready", False)
+            tasks.cancel_scope.cancel()
+
+    drive(main)
 
 
 def test_links_of_strangers_are_bounded_and_leave_room_for_those_that_are_open(monkeypatch: pytest.MonkeyPatch) -> None:

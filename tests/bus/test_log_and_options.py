@@ -57,6 +57,17 @@ def test_console_lines_hold_the_same() -> None:
     assert re.fullmatch(r"\d\d:\d\d:\d\d\.\d{3} warning gateway  slow tokens=3 \[abcd1234\]\n", stream.getvalue())
 
 
+@pytest.mark.parametrize("style", log.FORMATS)
+def test_what_strangers_chose_stays_within_its_line(style: str) -> None:
+    stream, logger = lines(style)
+    for mark in ("\n", "\r", "\x1b[2J", "\x85", "\u2028", "\x00", "\x9b"):
+        logger.info("GET %s %d", f"/{mark}12:00:00.000 error gateway  forged", 404, extra={"name_of_it": f"a{mark}b"})
+    assert len(stream.getvalue().splitlines()) == 7
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028]", stream.getvalue())
+    logger.info("refused: %s", "x" * 1_000_000)
+    assert len(stream.getvalue().splitlines()[-1]) < 5000
+
+
 def test_levels_apply_to_us_and_libraries_stay_quiet() -> None:
     stream, logger = lines("json")
     logger.debug("no")

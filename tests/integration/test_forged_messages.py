@@ -186,12 +186,20 @@ class Attack:
 
     async def replace_worker(self) -> None:
         """Kill the worker; its successor is another instance with other sessions."""
-        (former,) = [member.pid for member in self.members if member.role is Role.WORKER]
+        former = self.worker()
+        assert former is not None
         os.kill(former, signal.SIGKILL)
         with anyio.fail_after(60):
-            while former in {member.pid for member in members(self.running)} or not ready(self.running):  # noqa: ASYNC110 - other processes
-                await anyio.sleep(0.2)
+            while self.worker() in (former, None):  # noqa: ASYNC110 - other processes
+                await anyio.sleep(0.1)
+            await anyio.sleep(1)  # by now the gateway knows that it is gone
+            while not ready(self.running):  # noqa: ASYNC110
+                await anyio.sleep(0.1)
         self.members = members(self.running)
+
+    def worker(self) -> int | None:
+        """The worker's process."""
+        return next((member.pid for member in members(self.running) if member.role is Role.WORKER), None)
 
     async def streams(self, client: httpx.AsyncClient) -> list[str]:
         """All requests at once; their texts."""
