@@ -28,6 +28,7 @@ MODEL = "smollm2"
 NATS_URL = "nats://127.0.0.1:4222"
 NAMESPACE = "default"
 DRAIN_S = 25.0
+METRICS_HOST = "127.0.0.1"
 
 _BUS = "Bus"
 _PROCESS = "Process"
@@ -124,6 +125,12 @@ MetricsPort = Annotated[
         "--metrics-port", envvar="PHLOEM_METRICS_PORT", help="Port for Prometheus; 0 = off.", rich_help_panel=_PROCESS
     ),
 ]
+MetricsHost = Annotated[
+    str,
+    typer.Option(
+        "--metrics-host", envvar="PHLOEM_METRICS_HOST", help="Address of that port.", rich_help_panel=_PROCESS
+    ),
+]
 ReadyFile = Annotated[
     Path | None,
     typer.Option(
@@ -166,6 +173,7 @@ class CommonOptions:
     drain_s: float = DRAIN_S
     metrics_port: int = 0
     ready_file: Path | None = None
+    metrics_host: str = METRICS_HOST
 
     @classmethod
     def of(
@@ -186,6 +194,7 @@ class CommonOptions:
         log_level: str = "info",
         drain_seconds: float = DRAIN_S,
         metrics_port: int = 0,
+        metrics_host: str = METRICS_HOST,
         ready_file: Path | None = None,
     ) -> CommonOptions:
         """Validate the flags (same names) and read the password.
@@ -205,6 +214,7 @@ class CommonOptions:
         _check(log_level in LEVELS, "--log-level", f"one of {', '.join(LEVELS)}, not {log_level!r}")
         _check(0 <= drain_seconds <= 3600, "--drain-seconds", f"between 0 and 3600, not {drain_seconds:g}")
         _check(0 <= metrics_port < 65536, "--metrics-port", f"between 0 and 65535, not {metrics_port}")
+        _check(bool(metrics_host.strip()), "--metrics-host", "must not be empty")
         nats = NatsOptions(
             url=nats_url,
             user=nats_user,
@@ -229,6 +239,7 @@ class CommonOptions:
             drain_seconds,
             metrics_port,
             ready_file,
+            metrics_host,
         )
 
 

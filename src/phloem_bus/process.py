@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -116,18 +117,20 @@ def probe(ready_file: Path | None) -> int:
 
 
 @contextmanager
-def metrics_server(port: int, registry: CollectorRegistry) -> Iterator[None]:
-    """Serve ``registry`` to Prometheus on ``port`` (0 = not at all) while the context lasts.
+def metrics_server(port: int, registry: CollectorRegistry, host: str) -> Iterator[None]:
+    """Serve ``registry`` to Prometheus on ``port`` of ``host`` (0 = not at all) while the context lasts.
 
     Raises:
-        ConfigError: the port can't be used.
+        ConfigError: the port or the address can't be used.
     """
     if port == 0:
         yield
         return
     try:
-        server, thread = start_http_server(port, registry=registry)
+        server, thread = start_http_server(port, host, registry)
     except OSError as error:
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            raise ConfigError("--metrics-host", f"not an address of this machine: {host!r}") from error
         why = "is in use" if error.errno == errno.EADDRINUSE else f"can't be used: {error.strerror}"
         raise ConfigError("--metrics-port", f"port {port} {why}") from error
     try:

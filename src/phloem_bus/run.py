@@ -109,7 +109,7 @@ async def _run(service: Service, common: options.CommonOptions, wait_for_broker:
     signals = Signals(drain)
 
     async def work() -> int:
-        with metrics_server(common.metrics_port, registry):
+        with metrics_server(common.metrics_port, registry, common.metrics_host):
             bus = await race(lambda: _connect(common, wait_for_broker), drain.wait)
             if bus is None:
                 return 0  # told to stop while there was nothing to drain

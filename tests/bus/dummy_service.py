@@ -68,6 +68,7 @@ def main(
     log_format: options.LogFormat = "console",
     drain_seconds: options.DrainSeconds = options.DRAIN_S,
     metrics_port: options.MetricsPort = 0,
+    metrics_host: options.MetricsHost = options.METRICS_HOST,
     ready_file: options.ReadyFile = None,
     version: options.Version = False,
 ) -> None:
@@ -82,6 +83,7 @@ def main(
             log_format=log_format,
             drain_seconds=drain_seconds,
             metrics_port=metrics_port,
+            metrics_host=metrics_host,
             ready_file=ready_file,
         )
     raise typer.Exit(run.run_service(lambda: Dummy(mode), common))

@@ -168,6 +168,11 @@ def test_settings_that_cannot_be_used_are_one_line_and_exit_two(nats_server: Nat
                 {},
                 "error: --nats-password-file (PHLOEM_NATS_PASSWORD_FILE): the file is empty",
             ),
+            (
+                ["--metrics-port", "9", "--metrics-host", "198.51.100.7"],
+                {},
+                "error: --metrics-host (PHLOEM_METRICS_HOST): not an address of this machine: '198.51.100.7'",
+            ),
             (["--metrics-port", str(port)], {}, f"error: --metrics-port (PHLOEM_METRICS_PORT): port {port} is in use"),
             (["--mode", "port"], {}, "error: --http-port (PHLOEM_HTTP_PORT): port 8000 is in use"),
             (["--mode", "setting"], {}, "error: --compile-limit (PHLOEM_COMPILE_LIMIT): must be positive"),

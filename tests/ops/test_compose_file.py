@@ -142,7 +142,7 @@ def test_compose_names_the_settings_of_a_service_and_no_others(cpu: dict[str, An
     given = {key for key in cpu["services"][name]["environment"] if key != "PHLOEM_CACHE"}
     left_out = {"PHLOEM_INSTANCE"}  # drawn anew by each process
     if name == "gateway":
-        left_out.add("PHLOEM_METRICS_PORT")  # its metrics are on the HTTP port
+        left_out |= {"PHLOEM_METRICS_PORT", "PHLOEM_METRICS_HOST"}  # its metrics are on the HTTP port
     assert given == set(known) - left_out
 
 

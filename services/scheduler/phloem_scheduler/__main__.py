@@ -110,6 +110,7 @@ def scheduler(
     log_level: options.LogLevel = "info",
     drain_seconds: options.DrainSeconds = options.DRAIN_S,
     metrics_port: options.MetricsPort = 0,
+    metrics_host: options.MetricsHost = options.METRICS_HOST,
     ready_file: options.ReadyFile = None,
     version: options.Version = False,
 ) -> None:
@@ -151,6 +152,7 @@ def scheduler(
             log_level=log_level,
             drain_seconds=drain_seconds,
             metrics_port=metrics_port,
+            metrics_host=metrics_host,
             ready_file=ready_file,
         )
     raise typer.Exit(run.run_service(lambda: SchedulerService(config, alone=True), common))
