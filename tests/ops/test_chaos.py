@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from phloem.chaos.clients import overtaking
+from phloem.chaos.clients import overtaking, refusal_times
 from phloem.chaos.command import FAULT_NAMES
 from phloem.chaos.faults import FAULTS, chosen
 from phloem.chaos.figures import figures
@@ -158,12 +158,21 @@ def test_an_answer_against_its_schema_is_counted_even_where_texts_are_not_compar
     assert not same_text(counted).held
 
 
-def test_overtaking_is_how_much_sooner_a_later_one_was_served() -> None:
-    def served(*firsts: float) -> list[Stream]:
-        return [stream((first, [97]), (first + 5, [97, 98])) for first in firsts]
+def test_overtaking_is_how_many_later_ones_were_answered_sooner() -> None:
+    def served(*answers: float) -> list[Stream]:
+        return [stream((at, [97])) for at in answers]
 
     assert overtaking(served(1.0, 2.0, 3.0)) == 0
-    assert overtaking(served(1.0, 6.0, 3.0, 7.0, 6.5)) == pytest.approx(3.0)
+    assert overtaking(served(1.0, 6.0, 3.0, 7.0, 5.0)) == 2
+
+
+def test_times_of_refusals_are_those_of_the_gateways_lines() -> None:
+    lines = [
+        "12:00:00.000 info    gateway  POST /generate 429 0.5 ms [req-1]",
+        "12:00:00.001 info    gateway  POST /generate 200 900.0 ms [req-2]",
+        "12:00:00.002 info    gateway  POST /generate 503 (not served) 2.0 ms [req-3]",
+    ]
+    assert refusal_times("\n".join(lines)) == pytest.approx([0.0005, 0.002])
 
 
 def test_held_tells_what_is_not_zero_and_nothing_if_gauges_are_missing() -> None:

@@ -15,7 +15,7 @@ FAULTS = (
     Fault("broker-restarted", "all connections to nats-server broken", broker.broker_restarted),
     Fault("worker-frozen", "one of two workers frozen for 5 s", kills.worker_frozen),
     Fault("log-disk-full", "no log can be written", upkeep.log_disk_full),
-    Fault("clients-gone", "200 clients gone, 500 connections", clients.clients_gone),
+    Fault("clients-gone", "all clients of long requests gone", clients.clients_gone),
     Fault("rolling-restart", "SIGTERM to each process in turn", upkeep.rolling_restart),
     Fault("flood", "far more requests than can be served", clients.flood, long=True),
 )

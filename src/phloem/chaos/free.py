@@ -5,7 +5,18 @@ from __future__ import annotations
 import socket
 from contextlib import ExitStack
 
-from phloem.up.ports import LOOPBACK
+from phloem.up.ports import LOOPBACK, Ports
+
+
+class AnyPorts(Ports):
+    """Gives out whatever the system has free: several deployments that start at the same time don't want the same ones."""
+
+    def near(self, wanted: int) -> int:
+        """A free port; ``wanted`` does not matter."""
+        while (port := free_ports(1)[0]) in self._given:
+            pass
+        self._given.add(port)
+        return port
 
 
 def free_ports(count: int) -> list[int]:

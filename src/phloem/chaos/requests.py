@@ -23,6 +23,7 @@ class Request:
     body: bytes
     constrained: bool = False
     is_right: Callable[[str], bool] = lambda text: True
+    streamed: bool = True
 
 
 def streams(count: int, tokens: int, seed: int) -> list[Request]:
@@ -35,9 +36,11 @@ def streams(count: int, tokens: int, seed: int) -> list[Request]:
     ]
 
 
-def plain(index: int, tokens: int, seed: int, text: str) -> Request:
+def plain(index: int, tokens: int, seed: int, text: str, *, streamed: bool = True) -> Request:
     """Free text of exactly so many tokens."""
-    return Request(index, _body(text, seed + index, max_new_tokens=tokens, ignore_eos=True))
+    return Request(
+        index, _body(text, seed + index, streamed, max_new_tokens=tokens, ignore_eos=True), streamed=streamed
+    )
 
 
 def constrained(index: int, tokens: int, seed: int) -> Request:
@@ -48,6 +51,7 @@ def constrained(index: int, tokens: int, seed: int) -> Request:
     body = _body(
         f"Stream {index}, a list of words",
         seed + index,
+        True,
         max_new_tokens=items * ITEM_BYTES + SLACK_TOKENS,
         json_schema=json.dumps(schema),
     )
@@ -62,13 +66,13 @@ def compiled(index: int, seed: int, fields: int) -> Request:
         for number, name in enumerate(names)
     }
     schema = {"type": "object", "properties": properties, "required": names[:1], "additionalProperties": False}
-    body = _body(f"Object {index}", seed + index, max_new_tokens=8, json_schema=json.dumps(schema))
+    body = _body(f"Object {index}", seed + index, True, max_new_tokens=8, json_schema=json.dumps(schema))
     return Request(index, body, True, lambda text: text.startswith("{"))
 
 
-def _body(text: str, seed: int, **sampling: Any) -> bytes:
+def _body(text: str, seed: int, streamed: bool, **sampling: Any) -> bytes:
     params = {"temperature": 0, "sampling_seed": seed, **sampling}
-    return msgspec.json.encode({"text": text, "stream": True, "sampling_params": params})
+    return msgspec.json.encode({"text": text, "stream": streamed, "sampling_params": params})
 
 
 def _is_list_of_words(text: str, items: int) -> bool:

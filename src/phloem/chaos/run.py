@@ -13,13 +13,12 @@ from pathlib import Path
 from phloem.up import compose
 from phloem.up.compose import ComposeFile
 from phloem.up.plan import Machine, Plan, make_plan
-from phloem.up.ports import Ports
 from phloem_model.cache import cache_root
 
 from .deployment import Deployment
 from .errors import ChaosError, NoReference, NotReady
 from .faults import chosen
-from .free import free_ports
+from .free import AnyPorts, free_ports
 from .outcome import Aim, Outcome, none_fail, same_text
 from .requests import streams
 from .row import Fault, Result
@@ -64,7 +63,7 @@ async def chaos(wishes: Wishes, logs: Path | None, on_row: Callable[[str], None]
         on_row("start")
         async with Deployment(plan, folder if logs is None else logs).running() as deployment:
             requests = streams(wishes.streams, wishes.tokens, wishes.seed)
-            scene = Scene(deployment, requests, exact=found.exact, seed=wishes.seed)
+            scene = Scene(deployment, requests, tokens=wishes.tokens, exact=found.exact, seed=wishes.seed)
             await scene.whole()
             await _remember(scene)
             for fault in (UNDISTURBED, *chosen(wishes.only, wishes.long)):
@@ -106,7 +105,7 @@ def _plan(wishes: Wishes, folder: Path) -> Plan:
     environ: Mapping[str, str] = wishes.settings(os.environ, http_port, grpc_port)
     services = compose.load(wishes.file, environ=environ)
     scale = {name: count for module, count in SCALE.items() for name in _running(services, module)}
-    return make_plan(services, scale, Machine(environ, folder, cache_root(), Ports()))
+    return make_plan(services, scale, Machine(environ, folder, cache_root(), AnyPorts()))
 
 
 def _running(services: ComposeFile, module: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
@@ -19,7 +20,9 @@ from .sight import Lookout, Sighting
 from .stream import Stream, follow
 
 FLOWING_TOKENS = 8
-"""A fault begins once every stream has so many."""
+"""A fault begins once every stream has at least so many; how many decides the seed."""
+EARLY = 4
+"""It begins within this part of the streams, so that they have most of their way before them."""
 STREAMS_S = 120.0
 """How long streams may take: twice what a gateway waits for a recovery."""
 READY_S = 60.0
@@ -41,15 +44,20 @@ class Scene:
     """Passed to each fault in turn.
 
     Args:
+        tokens: of each stream, about.
         exact: texts are the same whatever happens, but for ties.
     """
 
-    def __init__(self, deployment: Deployment, requests: Sequence[Request], *, exact: bool, seed: int) -> None:
+    def __init__(
+        self, deployment: Deployment, requests: Sequence[Request], *, tokens: int, exact: bool, seed: int
+    ) -> None:
         self.deployment = deployment
         self.client = Client(deployment.url)
         self.requests = requests
         self.seed = seed
         self.usual_gap_s = 0.0
+        self._tokens = tokens
+        self._rng = random.Random(seed)
         self._exact = exact
         self._reference: Texts = {}
 
@@ -79,7 +87,7 @@ class Scene:
         async with anyio.create_task_group() as tasks:
             for stream in streams:
                 tasks.start_soon(follow, self.client, stream)
-            await flowing(streams)
+            await flowing(streams, self._rng.randrange(FLOWING_TOKENS, max(self._tokens // EARLY, FLOWING_TOKENS + 1)))
             lookout = Lookout({name: self.deployment.log(name) for name in self.deployment.services})
             tasks.start_soon(lookout.watch)
             struck_at = anyio.current_time()
@@ -143,25 +151,23 @@ class Scene:
         return aims if not surprises else [*aims, Aim("nobody else ends", False, ended)]
 
 
-async def flowing(streams: Sequence[Stream], tokens: int = FLOWING_TOKENS) -> None:
+async def flowing(streams: Sequence[Stream], tokens: int) -> None:
     """Wait until every stream has so many tokens, or is over, for `STREAMS_S` at most."""
-    await _each(streams, lambda stream: len(stream.ids) >= tokens or stream.over_at > 0, STREAMS_S)
+    await until(lambda: all(len(stream.ids) >= tokens or stream.over_at for stream in streams), STREAMS_S)
 
 
 async def over(streams: Sequence[Stream], timeout_s: float = STREAMS_S) -> None:
     """Wait until every stream is over; those that are not in time have failed."""
-    await _each(streams, lambda stream: stream.over_at > 0, timeout_s)
+    await until(lambda: all(stream.over_at for stream in streams), timeout_s)
     for stream in streams:
         if not stream.over_at:
             stream.over_at, stream.trouble = anyio.current_time(), f"no end within {timeout_s:g} s"
 
 
-async def _each(streams: Sequence[Stream], reached: Callable[[Stream], bool], timeout_s: float) -> None:
-    """Return once every stream has reached something, or time is up. Looks: a stream tells nobody."""
-    left = list(streams)
+async def until(reached: Callable[[], bool], timeout_s: float) -> None:
+    """Return once something is so, or time is up. It looks again and again: streams tell nobody."""
     with anyio.move_on_after(timeout_s):
         while True:
-            left = [stream for stream in left if not reached(stream)]
-            if not left:
+            if reached():
                 return
             await anyio.sleep(LOOK_S)

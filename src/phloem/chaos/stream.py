@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import msgspec
 
-from phloem.bench.http1 import BadResponse, Client, ConnectFailed, Disconnected
+from phloem.bench.http1 import BadResponse, Client, ConnectFailed, Disconnected, Response
 from phloem.bench.sse import EventTooLong, SseDecoder
 
 from .requests import Request
@@ -16,6 +16,8 @@ from .requests import Request
 REFUSED = (429, 503)
 """Statuses that say: come back later. Nothing was accepted, so nothing is lost."""
 DONE = b"[DONE]"
+SHOWN_BYTES = 500
+"""Of an error's body."""
 
 
 class _Meta(msgspec.Struct):
@@ -97,16 +99,22 @@ async def follow(client: Client, stream: Stream) -> None:
         async with client.request("POST", "/generate", stream.request.body) as response:
             stream.answered_at, stream.status = clock(), response.status
             if response.status != 200:
-                stream.trouble = (await response.read())[:500].decode("utf-8", "replace")
+                stream.trouble = (await response.read())[:SHOWN_BYTES].decode("utf-8", "replace")
+            elif stream.request.streamed:
+                await _events(response, stream)
             else:
-                decoder = SseDecoder()
-                while data := await response.receive():
-                    now = clock()
-                    for payload in decoder.feed(data):
-                        stream.take(payload, now)
-                if not stream.finish and not stream.trouble:
-                    stream.trouble = "the stream stopped without an end"
+                stream.take(await response.read(), clock())
     except (ConnectFailed, Disconnected, BadResponse, EventTooLong) as error:
         if not stream.finish:
             stream.trouble = stream.trouble or str(error)
     stream.over_at = stream.over_at or clock()
+
+
+async def _events(response: Response, stream: Stream) -> None:
+    decoder = SseDecoder()
+    while data := await response.receive():
+        now = anyio.current_time()
+        for payload in decoder.feed(data):
+            stream.take(payload, now)
+    if not stream.finish and not stream.trouble:
+        stream.trouble = "the stream stopped without an end"
