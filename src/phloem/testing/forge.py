@@ -134,6 +134,27 @@ class Forger:
                 return any(rid in self._known for rid in message.rids)
         return True
 
+    def misuse(self, role: Role) -> Forgery:
+        """Something that ``role`` is entitled to say and that no service of ours would.
+
+        Left out is what would take the name of an instance for good: a goodbye, and a beat of another incarnation.
+        """
+        while True:
+            base = self._rng.choice(self._by_role[role])
+            to = parse(base.subject).to
+            data = self.changed(base)
+            if not self.entitled(role, to, data):
+                continue
+            envelope = self._codecs[to].decode(data)
+            sender = envelope.sender
+            true = self._alive.get((sender.role, sender.instance), sender.incarnation) == sender.incarnation
+            if true and not isinstance(envelope.message, messages.Goodbye):
+                return Forgery("misused", base.subject, data, None, True)
+
+    def changed(self, base: Heard) -> bytes:
+        """``base`` with one leaf of another value, another type, or another request's id."""
+        return self._rng.choice((Forger._numbered, Forger._typed, Forger._of_others))(self, base)
+
     def _reply(self, role: Role) -> str | None:
         """Nowhere, to ourselves, or where the answer would be misused if it were given."""
         other = self._rng.choice(list(Role))
@@ -228,7 +249,7 @@ class Forger:
     def _with(self, base: Heard, change: Callable[[Any], Any], fits: Callable[[Any], bool] = lambda _: True) -> bytes:
         """``base`` with one leaf that ``fits`` changed; as it is if there is none."""
         tree = _tree(base.data)
-        places = [place for place in _leaves(tree) if fits(place[0][place[1]])]
+        places = [place for place in leaves(tree) if fits(place[0][place[1]])]
         if places:
             holder, key = self._rng.choice(places)
             holder[key] = change(holder[key])
@@ -264,7 +285,7 @@ _senders: msgspec.msgpack.Decoder[Envelope[Any]] = msgspec.msgpack.Decoder(Envel
 
 def rids(data: bytes) -> list[bytes]:
     """What in a message may be the id of a request: 16 bytes."""
-    places = _leaves(_tree(data))
+    places = leaves(_tree(data))
     return [leaf for holder, key in places if isinstance(leaf := holder[key], bytes) and len(leaf) == 16]
 
 
@@ -280,7 +301,7 @@ def _tag(data: bytes) -> Any:
     return _tree(data)[2][0]
 
 
-def _leaves(tree: Any) -> list[tuple[Any, Any]]:
+def leaves(tree: Any) -> list[tuple[Any, Any]]:
     """Each place of ``tree`` that holds something other than a list or a map, as (holder, key)."""
     found: list[tuple[Any, Any]] = []
     holders = [tree]

@@ -28,6 +28,8 @@ class Answer:
     ids: tuple[int, ...]
     finish: str
     """Finish reason, as JSON."""
+    logprobs: str
+    """Of output tokens and their alternatives, as JSON."""
 
 
 @dataclass(slots=True)
@@ -159,8 +161,10 @@ class Client:
 
     def _keep(self, exchange: _Exchange) -> None:
         for index, item in exchange.items.items():
-            finish = json.dumps(item["meta_info"]["finish_reason"])
-            self.outcome.answers[index] = Answer(item["text"], tuple(item["output_ids"]), finish)
+            meta = item["meta_info"]
+            logprobs = json.dumps([meta.get("output_token_logprobs"), meta.get("output_top_logprobs")])
+            finish = json.dumps(meta["finish_reason"])
+            self.outcome.answers[index] = Answer(item["text"], tuple(item["output_ids"]), finish, logprobs)
         self._trace.note(self._name, f"has its answer {[len(each.ids) for each in self.outcome.answers.values()]}")
 
     def _judge(self, exchange: _Exchange, process: Process, took_s: float) -> None:
@@ -192,8 +196,15 @@ class Client:
             died = True
             tasks.cancel_scope.cancel()
 
+        async def leave(after_s: float) -> None:
+            await anyio.sleep(after_s)
+            self.outcome.left = True
+            exchange.gone.set()
+
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(watch)
+            if self.call.leaves_after_s is not None:
+                tasks.start_soon(leave, self.call.leaves_after_s)
             await self._exchange(service.app, exchange)
             tasks.cancel_scope.cancel()
         if died and not exchange.done:
@@ -220,11 +231,7 @@ class Client:
             exchange.take(message.get("body", b""))
             if not message.get("more_body", False):
                 exchange.finish()
-            leaves = self.call.leaves_after
-            if leaves is not None and exchange.events >= leaves and not exchange.done:
-                self.outcome.left = True
-                exchange.gone.set()
-            elif slow and exchange.events:
+            if slow and exchange.events:
                 pause, slow = slow, 0.0
                 await anyio.sleep(pause)
 

@@ -137,6 +137,6 @@ class Nemesis:
             case 0:
                 return data
             case 1:
-                return data[: self._rng.randrange(len(data))]
+                return data[: self._rng.randrange(len(data) + 1)]
             case _:
                 return self._rng.randbytes(self._rng.randrange(200))

@@ -7,12 +7,14 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-WARM_UP_S = 2.0
+WARM_UP_S = 1.5
 """Until everybody has found everybody and a scheduler leads."""
-FAULTS_S = 6.0
+FAULTS_S = 4.5
 """How long faults begin."""
 LONGEST_S = 3.0
 """Most that a fault lasts."""
+MOST_TOKENS = 400
+"""Of the longest call, output included: a worker that could not hold it would refuse it."""
 ROLES = ("gateway", "tokenizer", "scheduler", "worker", "grammar")
 
 SCHEMAS: tuple[dict[str, Any], ...] = (
@@ -39,8 +41,8 @@ class Call:
     number: int
     at: float
     body: dict[str, Any]
-    leaves_after: int | None = None
-    """Closes its connection after so many events; None = stays."""
+    leaves_after_s: float | None = None
+    """Closes its connection after so long; None = stays."""
     reads_slowly_s: float = 0.0
     """Does not read for so long after its first event."""
 
@@ -86,6 +88,9 @@ class Machine:
     """A process that is started again has another name (as containers have)."""
     policy: str = "lpm"
     depth: int = 2
+    max_queued: int = 1024
+    chunk_tokens: int = 0
+    """Prompt tokens per step; 0 = by time."""
 
     def count(self, role: str) -> int:
         """Processes of ``role``."""
@@ -103,7 +108,7 @@ class Scenario:
 
     def calm(self) -> Scenario:
         """The same calls, all at once, without faults, and with clients that stay."""
-        calls = tuple(replace(call, at=WARM_UP_S, leaves_after=None, reads_slowly_s=0.0) for call in self.calls)
+        calls = tuple(replace(call, at=WARM_UP_S, leaves_after_s=None, reads_slowly_s=0.0) for call in self.calls)
         return replace(self, faults=(), calls=calls)
 
     def without(self, *, faults: set[int] = frozenset(), calls: set[int] = frozenset()) -> Scenario:  # type: ignore[assignment]
@@ -119,37 +124,45 @@ def draw_scenario(seed: int) -> Scenario:
     """The scenario of a seed."""
     rng = random.Random(seed)
     machine = _machine(rng)
-    calls = tuple(_call(rng, number) for number in range(rng.randint(5, 14)))
+    shared = _prompt(rng, 60) if rng.random() < 0.3 else ""
+    calls = tuple(_call(rng, number, shared) for number in range(rng.randint(4, 10)))
     drawn = sorted(rng.uniform(WARM_UP_S, WARM_UP_S + FAULTS_S) for _ in range(rng.randint(1, 6)))
     faults = tuple(_fault(rng, machine, number, at) for number, at in enumerate(drawn))
     return Scenario(seed, machine, calls, faults)
 
 
 def _machine(rng: random.Random) -> Machine:
+    page_size = rng.choice((4, 8, 16))
     return Machine(
         gateways=rng.choice((1, 2)),
         tokenizers=rng.choice((1, 2, 2)),
         schedulers=rng.choice((1, 2, 2)),
         workers=rng.choice((1, 2, 2)),
         grammars=rng.choice((1, 1, 2)),
-        page_size=rng.choice((4, 8, 16)),
-        pages=rng.choice((40, 80, 200)),
+        page_size=page_size,
+        pages=rng.choice((MOST_TOKENS, 2 * MOST_TOKENS, 5 * MOST_TOKENS)) // page_size,
         rows=rng.choice((3, 8)),
         asynchronous=rng.random() < 0.5,
         new_names=rng.random() < 0.3,
         policy=rng.choice(("lpm", "lpm", "lpm", "fcfs", "dfs-weight", "priority")),
         depth=rng.choice((1, 2, 2, 3)),
+        max_queued=rng.choice((1024, 1024, 4)),
+        chunk_tokens=rng.choice((0, 0, 16, 32)),
     )
 
 
 _TEXTS = ("You are a careful assistant. ", "Translate this: ", "Once upon a time ")
 
 
-def _call(rng: random.Random, number: int) -> Call:
-    text = rng.choice(_TEXTS) + " ".join(str(rng.randrange(100)) for _ in range(rng.randint(1, 12)))
-    params: dict[str, Any] = {"max_new_tokens": rng.randint(2, 60), "temperature": rng.choice((0.0, 0.0, 0.7, 1.0))}
+def _prompt(rng: random.Random, most: int) -> str:
+    return rng.choice(_TEXTS) + " ".join(str(rng.randrange(10)) for _ in range(rng.randint(1, most)))
+
+
+def _call(rng: random.Random, number: int, shared: str) -> Call:
+    text = shared + _prompt(rng, rng.choice((12, 12, 60)))
+    params: dict[str, Any] = {"max_new_tokens": rng.randint(2, 50), "temperature": rng.choice((0.0, 0.0, 0.7, 1.0))}
     if rng.random() < 0.4:
-        params |= {"json_schema": json.dumps(rng.choice(SCHEMAS)), "max_new_tokens": 80}
+        params |= {"json_schema": json.dumps(rng.choice(SCHEMAS)), "max_new_tokens": 60}
     elif rng.random() < 0.2:
         params["stop"] = [chr(rng.randrange(97, 123))]
     if rng.random() < 0.1:
@@ -158,11 +171,13 @@ def _call(rng: random.Random, number: int) -> Call:
         params["n"] = 2
     params["sampling_seed"] = rng.randrange(2**31)
     body: dict[str, Any] = {"text": text, "sampling_params": params, "stream": rng.random() < 0.7}
+    if rng.random() < 0.15:
+        body |= {"return_logprob": True, "top_logprobs_num": 2}
     if rng.random() < 0.2:
         body["cache_salt"] = f"tenant{rng.randrange(2)}"
     if rng.random() < 0.2:
         body["priority"] = rng.randrange(30)
-    leaves = rng.randrange(6) if body["stream"] and rng.random() < 0.12 else None
+    leaves = rng.uniform(0.005, 1.0) if rng.random() < 0.15 else None
     slowly = rng.uniform(0.5, 3.0) if rng.random() < 0.1 else 0.0
     return Call(number, rng.uniform(WARM_UP_S, WARM_UP_S + FAULTS_S - 1), body, leaves, slowly)
 

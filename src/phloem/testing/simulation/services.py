@@ -75,7 +75,12 @@ def maker(role: str, machine: Machine, seen: Counter[str]) -> Callable[[], Any]:
         case "tokenizer":
             return lambda: TokenizerService(TokenizerConfig(model="tiny"))
         case "scheduler":
-            config = SchedulerConfig(policy=machine.policy, depth=machine.depth)
+            config = SchedulerConfig(
+                policy=machine.policy,
+                depth=machine.depth,
+                max_queued=machine.max_queued,
+                chunk_tokens=machine.chunk_tokens,
+            )
             return lambda: SchedulerService(config)
         case "worker":
             return lambda: _worker(machine, seen)

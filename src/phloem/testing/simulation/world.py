@@ -155,8 +155,7 @@ class _World:
                 if not client.outcome.answers and not client.outcome.left:
                     self._complain(f"call {client.call.number} has no answer")
             if scenario.faults:
-                await anyio.sleep(SETTLE_S)
-                self._check_rest()
+                await self._settle()
             self._tasks.cancel_scope.cancel()
         result.seen.update({f"fault {kind}": count for kind, count in nemesis.happened.items()})
         result.seen["message lost"] += network.lost
@@ -221,15 +220,22 @@ class _World:
                 found.append((process, process.service.core))
         return found
 
-    def _check_rest(self) -> None:
-        """In the end nothing is held by anybody."""
+    async def _settle(self) -> None:
+        """In the end everybody runs, and nothing is held by anybody."""
+        until = anyio.current_time() + SETTLE_S
+        while (rest := self._rest()) and anyio.current_time() < until:
+            await anyio.sleep(LOOK_S)
+        for what in rest:
+            self._complain(what)
+
+    def _rest(self) -> list[str]:
+        rest = [f"{name} does not run" for name, process in self._processes.items() if not process.running]
         for name, process in self._processes.items():
-            if not process.running:
-                self._complain(f"{name} does not run")
-                continue
-            for what, count in self._held(name, process).items():
-                if count:
-                    self._complain(f"{name} still holds {count} {what}")
+            if process.running:
+                rest += [
+                    f"{name} still holds {count} {what}" for what, count in self._held(name, process).items() if count
+                ]
+        return rest
 
     @staticmethod
     def _held(name: str, process: Process) -> dict[str, float]:
