@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import anyio
+import msgspec
 
 from phloem_proto.codec import Codec, encode_body
 from phloem_proto.messages import LinkFrame, Message, Profile
@@ -170,7 +171,13 @@ class Link:
             try:
                 if self._codec is None:
                     raise BusError("nothing was to come over this link")
-                self._owner.on_message(self, self._codec.decode_body(body))
+                message = self._codec.decode_body(body)
+                self._owner.on_message(self, message)
+            except msgspec.DecodeError as error:
+                self._node.refuse("malformed")
+                _log.error("a message of %s %s can't be read: %s", self.peer_role, self.peer_instance, error)
+                self._end(self, "sent what can't be read")
+                return
             except Exception:
                 self._node.refuse("failed")
                 _log.exception("applying a message of %s %s failed", self.peer_role, self.peer_instance)

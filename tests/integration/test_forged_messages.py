@@ -9,7 +9,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,13 @@ import psutil
 import pytest
 
 from phloem.testing.forge import Forger, Heard, sender_of
+from phloem.testing.insider import Insider
 from phloem_bus.nats import NatsBus
 from phloem_bus.nats_client import NatsOptions, Refused
 from phloem_proto.codec import Sender
 from phloem_proto.subjects import Role, replies
 
-from .harness import Running, nothing_held, phloem
+from .harness import Running, eventually, nothing_held, phloem
 
 pytestmark = [pytest.mark.integration]
 
@@ -162,27 +163,32 @@ class Attack:
         self.allowed = 0
         self.kinds: Counter[str] = Counter()
         self.streamed = 0
+        self.undisturbed: list[str] = []
 
     async def run(self) -> None:
         recorder = Recorder()
         async with httpx.AsyncClient(timeout=60, limits=httpx.Limits(max_connections=64)) as client:
-            async with connections(self.members) as ears, anyio.create_task_group() as tasks:
-                for role, bus in ears.items():
-                    tasks.start_soon(recorder.listen, bus, role)
-                await anyio.sleep(0.5)
-                undisturbed = await self.streams(client)
-                if self.replaced:
-                    await self.replace_worker()
-                    recorder.start_anew()
-                assert undisturbed == await self.streams(client)
-                await anyio.sleep(1.1)  # a list of live requests, and cancels
-                tasks.cancel_scope.cancel()
+            await self.record(client, recorder)
             over = anyio.Event()
             async with anyio.create_task_group() as tasks:
-                for body, text in zip(requests(), undisturbed, strict=True):
+                for body, text in zip(requests(), self.undisturbed, strict=True):
                     tasks.start_soon(self.repeat, client, body, text, over)
                 await self.forge(recorder)
                 over.set()
+
+    async def record(self, client: httpx.AsyncClient, recorder: Recorder) -> None:
+        """Hear what goes on while all requests run undisturbed, twice."""
+        async with connections(self.members) as ears, anyio.create_task_group() as tasks:
+            for role, bus in ears.items():
+                tasks.start_soon(recorder.listen, bus, role)
+            await anyio.sleep(0.5)
+            self.undisturbed = await self.streams(client)
+            if self.replaced:
+                await self.replace_worker()
+                recorder.start_anew()
+            assert self.undisturbed == await self.streams(client)
+            await anyio.sleep(1.1)  # a list of live requests, and cancels
+            tasks.cancel_scope.cancel()
 
     async def replace_worker(self) -> None:
         """Kill the worker; its successor is another instance with other sessions."""
@@ -213,6 +219,49 @@ class Attack:
                 tasks.start_soon(one, number, body)
         assert all(texts)
         return texts
+
+    async def run_misuse(self) -> None:
+        """Record, then say what roles may say while streams go on, whatever comes of these."""
+        recorder = Recorder()
+        rng = random.Random(SEED)
+        async with httpx.AsyncClient(timeout=60) as client:
+            await self.record(client, recorder)
+            insider = Insider(rng, Forger(rng, recorder.heard, list(recorder.alive.values())))
+            over = anyio.Event()
+            async with connections(self.members) as buses, anyio.create_task_group() as tasks:
+                for role, bus in buses.items():
+                    tasks.start_soon(self.overhear, insider, bus, role)
+                for body in requests():
+                    tasks.start_soon(self.suffer, client, body, over)
+                for number in range(self.count):
+                    role = list(buses)[number % len(buses)]
+                    said = insider.say(role)
+                    await buses[role].publish(said.subject, said.data)
+                    if number % BURST == BURST - 1:
+                        await anyio.sleep(PAUSE_S)
+                over.set()
+                await anyio.sleep(1)
+                tasks.cancel_scope.cancel()
+
+    async def overhear(self, insider: Insider, bus: NatsBus, role: Role) -> None:
+        async for message in await bus.subscribe(f"ph.*.*.{role}.>"):
+            with suppress(msgspec.DecodeError, IndexError, TypeError):  # what we say ourselves comes back, too
+                insider.hear(Heard(*message))
+
+    async def suffer(self, client: httpx.AsyncClient, body: dict[str, Any], over: anyio.Event) -> None:
+        """Streams that may fail, but in a proper way: with an error, not without an end."""
+        while not over.is_set():
+            async with client.stream("POST", f"{self.running.url}/generate", json=body) as reply:
+                said = (await reply.aread()).decode()
+            if reply.status_code == 200:
+                assert said.rstrip().endswith("[DONE]"), said[-500:]
+            else:
+                assert "error" in said
+                await anyio.sleep(0.05)
+
+    async def streams_again(self) -> list[str]:
+        async with httpx.AsyncClient(timeout=60) as client:
+            return await self.streams(client)
 
     async def repeat(self, client: httpx.AsyncClient, body: dict[str, Any], text: str, over: anyio.Event) -> None:
         while not over.is_set():
@@ -256,7 +305,8 @@ def attacked(running: Running, count: int, *, replaced: bool = False) -> None:
     print(f"{attack.streamed} streams; refused: { {role.value: dict(reasons) for role, reasons in counted.items()} }")
     assert attack.streamed >= len(requests())
     assert total["failed"] == 0, total
-    assert {"malformed", "sender", "reply", "session", "numbers", "term", "stale", "duplicate"} <= set(total), total
+    assert {"malformed", "sender", "reply", "session", "stale", "duplicate"} <= set(total), total
+    assert count < 50_000 or {"numbers", "term", "incarnation"} <= set(total), total
     assert all(reasons["malformed"] and reasons["sender"] for reasons in counted.values())
     assert total.total() > attack.allowed / 2
     log = running.output()
@@ -282,6 +332,24 @@ def test_a_hundred_thousand_hostile_messages_change_nothing() -> None:
     """On a Phloem whose worker has been replaced, so that old sessions are among what is played back."""
     with phloem("up", env=environment()) as running:
         attacked(running, 100_000, replaced=True)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_what_a_role_may_say_ends_no_process_and_is_over_when_it_stops() -> None:
+    """A service that was taken over may cost its own requests. Everybody else's processes live on, and serve again once it is silent."""
+    with phloem("up", env=environment()) as running:
+        misused(running, 4_000)
+
+
+def misused(running: Running, count: int) -> None:
+    attack = Attack(running, count, replaced=False)
+    anyio.run(attack.run_misuse)
+    assert set(members(running)) == set(attack.members), "a process ended"
+    eventually(lambda: ready(running), 60, "does not serve again")
+    nothing_held(running, 120)
+    texts = anyio.run(attack.streams_again)
+    assert texts == attack.undisturbed
 
 
 @pytest.mark.timeout(120)

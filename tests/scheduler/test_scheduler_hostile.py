@@ -5,6 +5,7 @@ from __future__ import annotations
 from phloem_bus.told import MOST, MOST_COUNTERS, believable
 from phloem_proto.messages import Beat, Live, LiveRequest, Profile
 from phloem_proto.subjects import Role
+from phloem_scheduler.leadership import LEAP, Claim, Leadership
 from phloem_scheduler.load import MOST_NAMES, added_up, load
 
 from .world import World
@@ -49,3 +50,15 @@ def test_our_own_beat_stays_believable_whatever_those_below_tell() -> None:
     assert believable(Role.SCHEDULER, Beat("ready", Profile("m"), told))
     summed = added_up([{"phloem_worker_steps_total": 2.0}, *below, {"phloem_worker_steps_total": 3.0}])
     assert (len(summed), summed["phloem_worker_steps_total"]) == (MOST_NAMES, 5.0)
+
+
+def test_a_term_that_nobody_can_have_reached_is_nobodys() -> None:
+    """A worker, or a false scheduler, that claims the last of all numbers must not leave us without one above it."""
+    ours = Leadership("s", number=3, highest=3)
+    for number in (2**53, 3 + LEAP + 1):
+        ours.fenced(number, others_lead=False)
+        ours.fenced(number, others_lead=True)
+        ours.sees([Claim(True, number, "z")], has_workers=True)
+    assert (ours.number, ours.highest) == (3, 3)
+    ours.fenced(3 + LEAP, others_lead=False)
+    assert ours.number == 4 + LEAP

@@ -6,6 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+LEAP = 1_000_000
+"""Terms grow by one with each change of the leader. One so far above all that were seen is nobody's: to believe it would leave none above."""
+
 
 class Claim(NamedTuple):
     """One scheduler's claim to lead; the greater one holds.
@@ -32,12 +35,16 @@ class Leadership:
     def sees(self, others: Iterable[Claim], has_workers: bool) -> None:
         """The claims of other schedulers that are there. A greater one than ours, which ``has_workers`` or not, ends our lead."""
         for claim in others:
+            if self._absurd(claim.number):
+                continue
             self.highest = max(self.highest, claim.number)
             if self.number and claim > Claim(has_workers, self.number, self.instance):
                 self.number = 0
 
     def fenced(self, number: int, others_lead: bool) -> None:
         """A worker follows a higher term. If its leader is not to be seen, ours was only too low: go beyond it."""
+        if self._absurd(number):
+            return
         self.highest = max(self.highest, number)
         if self.number and number >= self.number:
             self.number = 0 if others_lead else self.highest + 1
@@ -47,3 +54,6 @@ class Leadership:
         self.highest += 1
         self.number = self.highest
         return self.number
+
+    def _absurd(self, number: int) -> bool:
+        return number > self.highest + LEAP
