@@ -14,7 +14,7 @@ import pytest
 
 from phloem.chaos.faults import FAULTS
 
-from .harness import BIN
+from .harness import BIN, eventually
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -109,6 +109,22 @@ def test_the_exit_code_says_whether_all_holds(short: Done) -> None:
 @pytest.mark.parametrize("name", LONG)
 def test_what_is_aimed_at_holds_in_the_long_run_under(long: Done, name: str) -> None:
     long.check(name)
+
+
+def test_what_was_done_is_shown_when_somebody_stops_it(tmp_path: Path) -> None:
+    command = [str(BIN / "phloem"), "chaos", "--streams", "2", "--tokens", "50", "--json", str(tmp_path / "chaos.json")]
+    before = set(psutil.pids())
+    output = tmp_path / "output"
+    with output.open("wb") as sink, subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT) as process:
+        try:
+            eventually(lambda: "worker-killed ..." in output.read_text() or output.read_text(), 120, "never began")
+        finally:
+            process.terminate()
+        assert process.wait(60) == 130, output.read_text()
+    document = json.loads((tmp_path / "chaos.json").read_text())
+    assert document["interrupted"]
+    assert document["rows"][0]["name"] == "undisturbed"
+    assert not [one for one in psutil.process_iter() if one.pid not in before and _is_ours(one)]
 
 
 def test_a_fault_that_does_not_exist_is_one_line_and_exit_2() -> None:

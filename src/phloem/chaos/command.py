@@ -39,7 +39,7 @@ def chaos(
     """Start a deployment of its own, break it on purpose, and show what clients notice.
 
     Runs the services of the compose file as `phloem up` does, with two workers, two schedulers and two tokenizers. Exit code 0 if every
-    aim holds, 1 if one does not or the deployment can't be used, 2 for wrong options, 130 when interrupted.
+    aim holds, 1 if one does not or the deployment can't be used, 2 for wrong options, 130 when interrupted (what was done is shown).
     """
     try:
         import anyio
@@ -66,8 +66,6 @@ def chaos(
         raise _end(error, 2) from None
     except ChaosError as error:
         raise _end(error, 1) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
     console = Console()
     if not console.is_terminal:
         console = Console(width=WIDE)
@@ -76,6 +74,8 @@ def chaos(
         console.print(line, markup=False, highlight=False)
     if json is not None:
         json.write_bytes(as_json(found))
+    if found.interrupted:
+        raise typer.Exit(130)
     raise typer.Exit(0 if found.held else 1)
 
 

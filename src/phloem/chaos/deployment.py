@@ -173,7 +173,8 @@ class Deployment:
         return life.code
 
     async def _follow(self, name: str, life: _Life) -> None:
-        life.code = await life.child.wait()
+        with anyio.CancelScope(shield=True):  # whoever cancels us kills it first, and then waits for it
+            life.code = await life.child.wait()
         if self._lives.get(name) is life:
             del self._lives[name]
         if not life.expected and not (name in self._one_shots and life.code == 0):

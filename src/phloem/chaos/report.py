@@ -63,6 +63,7 @@ def as_json(chaos: Chaos) -> bytes:
         "wishes": {name: str(value) if name == "file" else value for name, value in asdict(chaos.wishes).items()},
         "texts_compared": chaos.exact,
         "held": chaos.held,
+        "interrupted": chaos.interrupted,
         "rows": [_row(outcome) for outcome in chaos.outcomes],
     }
     return msgspec.json.format(msgspec.json.encode(document), indent=2)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import tempfile
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import anyio
 
 from phloem.up import compose
 from phloem.up.compose import ComposeFile
 from phloem.up.plan import Machine, Plan, make_plan
+from phloem_bus.run import race
 from phloem_model.cache import cache_root
 
 from .deployment import Deployment
@@ -31,13 +34,15 @@ UNDISTURBED = Fault("undisturbed", "nothing", lambda scene, wishes: _undisturbed
 TROUBLES_SHOWN = 3
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Chaos:
     """Everything that was done."""
 
     wishes: Wishes
     exact: bool
     outcomes: list[Outcome] = field(default_factory=list)
+    interrupted: bool = False
+    """Somebody stopped it before all was done."""
 
     @property
     def held(self) -> bool:
@@ -45,7 +50,7 @@ class Chaos:
 
 
 async def chaos(wishes: Wishes, logs: Path | None, on_row: Callable[[str], None] = lambda name: None) -> Chaos:
-    """Do all that was wished for.
+    """Do all that was wished for, or what can be done until SIGINT or SIGTERM.
 
     Args:
         logs: existing folder to keep the processes' logs in; None: they are not kept.
@@ -56,20 +61,35 @@ async def chaos(wishes: Wishes, logs: Path | None, on_row: Callable[[str], None]
         UpError: the compose file can't be used.
     """
     _allow_many_files()
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="phloem-chaos-")))
-        plan = _plan(wishes, folder)
+    with tempfile.TemporaryDirectory(prefix="phloem-chaos-") as name:
+        plan = _plan(wishes, Path(name))
+        deployment = Deployment(plan, Path(name) if logs is None else logs)
         found = Chaos(wishes, _is_exact(plan))
-        on_row("start")
-        async with Deployment(plan, folder if logs is None else logs).running() as deployment:
-            requests = streams(wishes.streams, wishes.tokens, wishes.seed)
-            scene = Scene(deployment, requests, tokens=wishes.tokens, exact=found.exact, seed=wishes.seed)
-            await scene.whole()
-            await _remember(scene)
-            for fault in (UNDISTURBED, *chosen(wishes.only, wishes.long)):
-                on_row(fault.name)
-                found.outcomes.append(await _row(fault, scene, wishes))
+        if await race(lambda: _all_rows(found, deployment, on_row), _signal) is None:
+            found.interrupted = True
         return found
+
+
+async def _all_rows(found: Chaos, deployment: Deployment, on_row: Callable[[str], None]) -> bool:
+    """Append an outcome for each fault; True once all are done."""
+    wishes = found.wishes
+    on_row("start")
+    async with deployment.running():
+        requests = streams(wishes.streams, wishes.tokens, wishes.seed)
+        scene = Scene(deployment, requests, tokens=wishes.tokens, exact=found.exact, seed=wishes.seed)
+        await scene.whole()
+        await _remember(scene)
+        for fault in (UNDISTURBED, *chosen(wishes.only, wishes.long)):
+            on_row(fault.name)
+            found.outcomes.append(await _row(fault, scene, wishes))
+    return True
+
+
+async def _signal() -> None:
+    """Return when somebody asks to stop."""
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as received:
+        async for _ in received:
+            return
 
 
 async def _remember(scene: Scene) -> None:
