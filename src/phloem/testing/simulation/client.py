@@ -15,9 +15,9 @@ from .trace import Trace
 
 PAUSE_S = 0.25
 """Before a refused or broken call is tried again."""
-REFUSED_WITHIN_S = 6.0
-"""A refusal that comes later is the loss of a request that had been accepted."""
-OPENING = ("service_unavailable", "rate_limit_exceeded")
+REFUSED_WITHIN_S = 10.0
+"""A refusal that comes later is the loss of a request that had been accepted: tokenising and opening are tried for some 4 s, and each of
+their calls may take a second of its own."""
 
 
 @dataclass(frozen=True, slots=True)

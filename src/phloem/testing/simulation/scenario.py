@@ -13,7 +13,7 @@ FAULTS_S = 4.5
 """How long faults begin."""
 LONGEST_S = 3.0
 """Most that a fault lasts."""
-MOST_TOKENS = 400
+MOST_TOKENS = 352
 """Of the longest call, output included: a worker that could not hold it would refuse it."""
 ROLES = ("gateway", "tokenizer", "scheduler", "worker", "grammar")
 
@@ -91,6 +91,7 @@ class Machine:
     max_queued: int = 1024
     chunk_tokens: int = 0
     """Prompt tokens per step; 0 = by time."""
+    reserve: float = 0.7
 
     def count(self, role: str) -> int:
         """Processes of ``role``."""
@@ -107,9 +108,13 @@ class Scenario:
     faults: tuple[Fault, ...] = field(default=())
 
     def calm(self) -> Scenario:
-        """The same calls, all at once, without faults, and with clients that stay."""
+        """The same calls, all at once, on a machine where nothing is scarce and nothing goes wrong, from clients that stay."""
+        machine = replace(
+            self.machine, gateways=1, tokenizers=1, schedulers=1, workers=1, grammars=1, rows=32, step_s=(0.002, 0.002),
+            pages=len(self.calls) * 2 * MOST_TOKENS // self.machine.page_size, max_queued=1024, chunk_tokens=0,
+        )  # fmt: skip
         calls = tuple(replace(call, at=WARM_UP_S, leaves_after_s=None, reads_slowly_s=0.0) for call in self.calls)
-        return replace(self, faults=(), calls=calls)
+        return replace(self, machine=machine, calls=calls, faults=())
 
     def without(self, *, faults: set[int] = frozenset(), calls: set[int] = frozenset()) -> Scenario:  # type: ignore[assignment]
         """The same without the faults and calls of these numbers."""
@@ -125,7 +130,7 @@ def draw_scenario(seed: int) -> Scenario:
     rng = random.Random(seed)
     machine = _machine(rng)
     shared = _prompt(rng, 60) if rng.random() < 0.3 else ""
-    calls = tuple(_call(rng, number, shared) for number in range(rng.randint(4, 10)))
+    calls = tuple(_call(rng, number, shared) for number in range(rng.randint(3, 8)))
     drawn = sorted(rng.uniform(WARM_UP_S, WARM_UP_S + FAULTS_S) for _ in range(rng.randint(1, 6)))
     faults = tuple(_fault(rng, machine, number, at) for number, at in enumerate(drawn))
     return Scenario(seed, machine, calls, faults)
@@ -140,7 +145,7 @@ def _machine(rng: random.Random) -> Machine:
         workers=rng.choice((1, 2, 2)),
         grammars=rng.choice((1, 1, 2)),
         page_size=page_size,
-        pages=rng.choice((MOST_TOKENS, 2 * MOST_TOKENS, 5 * MOST_TOKENS)) // page_size,
+        pages=rng.choice((MOST_TOKENS, MOST_TOKENS, 5 * MOST_TOKENS)) // page_size,
         rows=rng.choice((3, 8)),
         asynchronous=rng.random() < 0.5,
         new_names=rng.random() < 0.3,
@@ -148,6 +153,7 @@ def _machine(rng: random.Random) -> Machine:
         depth=rng.choice((1, 2, 2, 3)),
         max_queued=rng.choice((1024, 1024, 4)),
         chunk_tokens=rng.choice((0, 0, 16, 32)),
+        reserve=rng.choice((0.0, 0.7)),
     )
 
 
@@ -160,9 +166,9 @@ def _prompt(rng: random.Random, most: int) -> str:
 
 def _call(rng: random.Random, number: int, shared: str) -> Call:
     text = shared + _prompt(rng, rng.choice((12, 12, 60)))
-    params: dict[str, Any] = {"max_new_tokens": rng.randint(2, 50), "temperature": rng.choice((0.0, 0.0, 0.7, 1.0))}
+    params: dict[str, Any] = {"max_new_tokens": rng.randint(2, 40), "temperature": rng.choice((0.0, 0.0, 0.7, 1.0))}
     if rng.random() < 0.4:
-        params |= {"json_schema": json.dumps(rng.choice(SCHEMAS)), "max_new_tokens": 60}
+        params |= {"json_schema": json.dumps(rng.choice(SCHEMAS)), "max_new_tokens": 50}
     elif rng.random() < 0.2:
         params["stop"] = [chr(rng.randrange(97, 123))]
     if rng.random() < 0.1:

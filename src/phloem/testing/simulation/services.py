@@ -80,6 +80,7 @@ def maker(role: str, machine: Machine, seen: Counter[str]) -> Callable[[], Any]:
                 depth=machine.depth,
                 max_queued=machine.max_queued,
                 chunk_tokens=machine.chunk_tokens,
+                reserve=machine.reserve,
             )
             return lambda: SchedulerService(config)
         case "worker":

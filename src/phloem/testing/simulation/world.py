@@ -223,7 +223,12 @@ class _World:
     async def _settle(self) -> None:
         """In the end everybody runs, and nothing is held by anybody."""
         until = anyio.current_time() + SETTLE_S
-        while (rest := self._rest()) and anyio.current_time() < until:
+        while True:
+            rest = self._rest()
+            if not rest:
+                return
+            if anyio.current_time() >= until:
+                break
             await anyio.sleep(LOOK_S)
         for what in rest:
             self._complain(what)
