@@ -174,11 +174,11 @@ class Deployment:
 
     async def _follow(self, name: str, life: _Life) -> None:
         with anyio.CancelScope(shield=True):  # whoever cancels us kills it first, and then waits for it
-            life.code = await life.child.wait()
+            code = life.code = await life.child.wait()
         if self._lives.get(name) is life:
             del self._lives[name]
-        if not life.expected and not (name in self._one_shots and life.code == 0):
-            self.surprises.append(Ended(name, life.code))
+        if not life.expected and not (name in self._one_shots and code == 0):
+            self.surprises.append(Ended(name, code))
         life.over.set()
 
     async def _is_ready(self, name: str) -> bool:
