@@ -11,8 +11,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from .simulation.scenario import Scenario, draw_scenario
-from .simulation.sweep import LONG_ENOUGH, Run, check, shrink, sweep
+from phloem_bus import extras
+
+with extras.extra("simulation"):
+    from .simulation.scenario import Scenario, draw_scenario
+    from .simulation.sweep import LONG_ENOUGH, Run, check, shrink, sweep
 
 Seed = Annotated[int | None, typer.Option(help="Replay one seed, with its trace.", min=0)]
 Seeds = Annotated[int, typer.Option(help="How many seeds to run.", min=1)]
