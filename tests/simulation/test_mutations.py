@@ -13,7 +13,7 @@ QUICK = (
     "a_lock_is_not_released",
     "an_end_is_told_twice",
     "a_matcher_is_not_replayed",
-    "a_request_is_opened_again_from_its_beginning",
+    "a_cancelled_choice_keeps_its_row",
 )
 """Those that every run of the tests looks at; the others take longer."""
 
