@@ -834,6 +834,8 @@ class Lost(Message, frozen=True):
 
     rids: tuple[bytes, ...]
     reason: str = ""
+    attempts: tuple[Count, ...] = ()
+    """Of each of them, so that a later attempt is not given up for a former one; empty = whichever is live."""
 
 
 # --- What each role may receive ---------------------------------------------------------------------------------------

@@ -133,6 +133,19 @@ def test_lost_requests_are_opened_again_with_what_is_held() -> None:
     assert not core.opened(one)
 
 
+def test_former_attempts_are_no_loss() -> None:
+    """One that is told late, or played back."""
+    core, one = Core(10_000), live()
+    opened(core, one)
+    core.lost([RID], [1])
+    core.begin_attempt(one, "tok2", ("sched", 5))
+    core.opened(one)
+    for attempt in (0, 1, 3, 2**53):
+        assert core.lost([b"q" * 16, RID], [2, attempt]) == []
+    assert core.opened(one)
+    assert core.lost([b"q" * 16, RID], [1, 2]) == [one]
+
+
 def test_who_is_gone_decides_what_is_opened_again() -> None:
     core = Core(10_000)
     one = opened(core, live())

@@ -112,7 +112,7 @@ class World:
                     self.replies[ticket] = message
                 case AskCompile(spec):
                     self.compiles.append(spec)
-                case SendLost(gateway, rids, _):
+                case SendLost(gateway, rids):
                     self.lost.append((gateway, rids))
                 case PublishKv(message):
                     self.events.append(message)

@@ -7,6 +7,7 @@ for that choice is dropped and counted.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import zip_longest
 
 from phloem_proto.codec import unpack_ids
 from phloem_proto.messages import Cancel, End, LiveRequest, Text, TextFrame
@@ -105,7 +106,7 @@ class Core:
             return "unknown"
         if live.detokeniser != detokeniser or frame.attempt != live.attempt:
             return "stale"
-        if frame.child >= len(live.children) or len(frame.ids) % 4:
+        if not 0 <= frame.child < len(live.children) or len(frame.ids) % 4:
             return "malformed"
         child = live.children[frame.child]
         if child.end is not None:
@@ -127,10 +128,14 @@ class Core:
 
     # --- Trouble: what to open again --------------------------------------------------------------------------------
 
-    def lost(self, rids: Iterable[bytes]) -> list[Live]:
-        """Requests that a scheduler or detokeniser gave up."""
-        known = (self.live.get(rid) for rid in rids)
-        return [live for live in known if live is not None and self._lose(live)]
+    def lost(self, rids: Iterable[bytes], attempts: Iterable[int] = ()) -> list[Live]:
+        """Requests that a scheduler or detokeniser gave up. Former ``attempts`` of them (if told) are no loss."""
+        again = []
+        for rid, attempt in zip_longest(rids, attempts):
+            live = self.live.get(rid)
+            if live is not None and attempt in (None, live.attempt) and self._lose(live):
+                again.append(live)
+        return again
 
     def detokeniser_gone(self, instance: str) -> list[Live]:
         """Requests whose text came from ``instance``."""

@@ -261,7 +261,7 @@ class Gateway:
 
     def on_lost(self, message: Lost) -> None:
         """A scheduler or detokeniser gave requests up."""
-        self._reopen(self.core.lost(message.rids))
+        self._reopen(self.core.lost(message.rids, message.attempts))
 
     def on_detokeniser_gone(self, instance: str) -> None:
         """A detokeniser's link is gone."""

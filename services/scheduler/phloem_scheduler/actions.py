@@ -59,6 +59,7 @@ class SendLost:
     gateway: str
     rids: tuple[bytes, ...]
     reason: str
+    attempts: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -290,11 +290,14 @@ class Core:
         self.outbox.linked.pop(instance, None)
         self._unlinked.pop(instance, None)
         self.outbox.withdraw(instance)
-        lost: dict[str, list[bytes]] = {}
+        lost: dict[str, dict[bytes, int]] = {}
         for request in self.ledger.requests.values():
             if request.detokeniser == instance:
-                lost.setdefault(request.gateway, []).append(request.rid)
-        self._actions.extend(SendLost(gateway, tuple(rids), "detokeniser gone") for gateway, rids in lost.items())
+                lost.setdefault(request.gateway, {})[request.rid] = request.attempt
+        self._actions.extend(
+            SendLost(gateway, tuple(attempts), "detokeniser gone", tuple(attempts.values()))
+            for gateway, attempts in lost.items()
+        )
 
     def gateway_gone(self, instance: str, now: float) -> None:
         """Nobody waits for its requests any more."""

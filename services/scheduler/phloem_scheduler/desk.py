@@ -158,10 +158,10 @@ class Desk:
                 case AskCompile(spec, rid):
                     assert self._tasks is not None
                     self._tasks.start_soon(self._compile, spec, rid)
-                case SendLost(gateway, rids, reason):
+                case SendLost(gateway, rids, reason, attempts):
                     for rid in rids:
                         _log.info("handed back to gateway %s: %s", gateway, reason, extra=about(rid))
-                    self.answers.send(gateway, Lost(rids, reason))
+                    self.answers.send(gateway, Lost(rids, reason, attempts))
                 case NewSession(worker, reason):
                     _log.warning("worker %s starts anew: %s", worker, reason)
                     self.neighbours.renew(Role.WORKER, worker)

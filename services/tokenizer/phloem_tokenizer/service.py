@@ -219,12 +219,12 @@ class _Running:
             self._routes.send(gateway, frames)
         self._tell_lost(effects.lost, "a part of the output did not arrive")
 
-    def _tell_lost(self, lost: Mapping[str, Iterable[bytes]], reason: str) -> None:
-        for gateway, rids in lost.items():
-            for rid in rids:
+    def _tell_lost(self, lost: Mapping[str, Mapping[bytes, int]], reason: str) -> None:
+        for gateway, attempts in lost.items():
+            for rid in attempts:
                 _log.info("handed back to gateway %s: %s", gateway, reason, extra=about(rid))
             try:
-                self._lost_out.send_nowait((gateway, Lost(tuple(rids), reason)))
+                self._lost_out.send_nowait((gateway, Lost(tuple(attempts), reason, tuple(attempts.values()))))
             except anyio.WouldBlock:
                 _log.warning("too many notices wait for gateway %s", gateway)
 
@@ -246,13 +246,14 @@ class _Running:
         with anyio.move_on_after(max(0.0, self._ctx.drain_s - HAND_BACK_S)):
             await self._idle.wait()
         lost = self._streams.hand_back()
-        for gateway, rids in lost.items():
-            for rid in rids:
+        for gateway, attempts in lost.items():
+            for rid in attempts:
                 _log.info("handed back to gateway %s: shutting down", gateway, extra=about(rid))
+            told = Lost(tuple(attempts), "the tokenizer shuts down", tuple(attempts.values()))
             try:
-                await self._node.send(Role.GATEWAY, gateway, Lost(tuple(rids), "the tokenizer shuts down"))
+                await self._node.send(Role.GATEWAY, gateway, told)
             except BusError as error:
-                _log.warning("gateway %s was not told of %d lost requests: %s", gateway, len(rids), error)
+                _log.warning("gateway %s was not told of %d lost requests: %s", gateway, len(attempts), error)
 
     def _note_idle(self) -> None:
         if self._draining and not len(self._streams) and not self._desk.open:

@@ -54,7 +54,7 @@ class Effects:
 
     text: dict[str, list[TextFrame]] = field(default_factory=dict)  # by gateway instance
     stops: list[StopAt] = field(default_factory=list)  # to the scheduler
-    lost: dict[str, list[bytes]] = field(default_factory=dict)  # rids by gateway instance
+    lost: dict[str, dict[bytes, int]] = field(default_factory=dict)  # by gateway instance: rids and their attempts
 
 
 class Streams:
@@ -154,11 +154,11 @@ class Streams:
             del self._streams[rid]
         return len(dropped)
 
-    def hand_back(self) -> dict[str, list[bytes]]:
-        """Give up every stream: rids by gateway, which are to be told that they are lost."""
-        lost: dict[str, list[bytes]] = {}
+    def hand_back(self) -> dict[str, dict[bytes, int]]:
+        """Give up every stream: rids and attempts by gateway, which are to be told that they are lost."""
+        lost: dict[str, dict[bytes, int]] = {}
         for rid, stream in self._streams.items():
-            lost.setdefault(stream.gateway, []).append(rid)
+            lost.setdefault(stream.gateway, {})[rid] = stream.attempt
         self._streams.clear()
         return lost
 
@@ -185,7 +185,7 @@ class Streams:
                 effects.stops.append(StopAt(frame.rid, frame.attempt, frame.child, choice.count))
         elif frame.offset > choice.count:
             self.ignored["gap"] += 1
-            effects.lost.setdefault(stream.gateway, []).append(frame.rid)
+            effects.lost.setdefault(stream.gateway, {})[frame.rid] = stream.attempt
             del self._streams[frame.rid]
         else:
             text, keep = choice.take(frame)
