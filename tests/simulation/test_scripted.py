@@ -88,15 +88,15 @@ def test_the_broker_is_gone_for_five_seconds() -> None:
 
 
 def test_schedulers_that_do_not_hear_each_other_do_not_stop_the_service() -> None:
-    run = under(Fault(0, AT, "partition", "scheduler-0", "scheduler-1", seconds=15.0), calls=streams(24, apart=0.4))
+    run = under(Fault(0, AT, "partition", "scheduler-0", "scheduler-1", seconds=8.0), calls=streams(9, apart=0.9))
     assert_nobody_noticed_more_than_a_pause(run, 3.0)
 
 
 @pytest.mark.parametrize("role", ["gateway", "tokenizer", "scheduler", "worker", "grammar"])
 def test_a_role_is_restarted_one_by_one(role: str) -> None:
-    faults = [Fault(index, AT + 4 * index, "drain", f"{role}-{index}", seconds=0.5) for index in range(2)]
+    faults = [Fault(index, AT + 3 * index, "drain", f"{role}-{index}", seconds=0.5) for index in range(2)]
     machine = Machine(grammars=2, pages=400, step_s=(STEP_S, STEP_S))
-    run = under(*faults, calls=streams(24, apart=0.4), machine=machine)
+    run = under(*faults, calls=streams(9, apart=0.9), machine=machine)
     if role != "gateway":
         assert_nobody_noticed_more_than_a_pause(run, 5.0)
 

@@ -68,6 +68,6 @@ def test_other_seeds_give_other_runs() -> None:
 
 def test_a_failure_is_shrunk_to_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     MUTATIONS["an_end_is_told_twice"](monkeypatch)
-    smallest = shrink(draw_scenario(0))
+    smallest = shrink(draw_scenario(1))
     assert check(smallest).failures
     assert (len(smallest.calls), len(smallest.faults)) == (1, 0)
