@@ -214,3 +214,11 @@ def test_a_row_holds_only_if_each_of_its_aims_does_and_misses_are_named() -> Non
     written = json.loads(as_json(found))
     assert [row["held"] for row in written["rows"]] == [True, False]
     assert written["rows"][1]["aims"][1] == {"text": "b", "held": False, "found": "c"}
+
+
+def test_what_was_done_before_the_deployment_failed_is_kept_and_nothing_holds_then() -> None:
+    good = Outcome("good", "nothing", figures([], None), (Aim("a", True),))
+    found = Chaos(Wishes(), True, [good], trouble="after good: it is gone")
+    assert not found.held
+    assert list(misses(found)) == ["could not go on: after good: it is gone"]
+    assert json.loads(as_json(found))["trouble"] == "after good: it is gone"

@@ -51,6 +51,8 @@ def misses(chaos: Chaos) -> Iterator[str]:
                 yield f"{outcome.name}: not held: {aim.text}" + (f" ({aim.found})" if aim.found else "")
         for trouble in outcome.troubles:
             yield f"{outcome.name}: a request failed: {trouble}"
+    if chaos.trouble:
+        yield f"could not go on: {chaos.trouble}"
 
 
 def as_json(chaos: Chaos) -> bytes:
@@ -64,6 +66,7 @@ def as_json(chaos: Chaos) -> bytes:
         "texts_compared": chaos.exact,
         "held": chaos.held,
         "interrupted": chaos.interrupted,
+        "trouble": chaos.trouble,
         "rows": [_row(outcome) for outcome in chaos.outcomes],
     }
     return msgspec.json.format(msgspec.json.encode(document), indent=2)

@@ -43,10 +43,12 @@ class Chaos:
     outcomes: list[Outcome] = field(default_factory=list)
     interrupted: bool = False
     """Somebody stopped it before all was done."""
+    trouble: str = ""
+    """Why it could not go on."""
 
     @property
     def held(self) -> bool:
-        return all(outcome.held for outcome in self.outcomes)
+        return not self.trouble and all(outcome.held for outcome in self.outcomes)
 
 
 async def chaos(wishes: Wishes, logs: Path | None, on_row: Callable[[str], None] = lambda name: None) -> Chaos:
@@ -57,7 +59,7 @@ async def chaos(wishes: Wishes, logs: Path | None, on_row: Callable[[str], None]
         on_row: called with a fault's name when its turn comes.
 
     Raises:
-        ChaosError: the deployment could not be brought up, or did not come back after a fault.
+        ChaosError: the deployment could not be brought up. (If it does not come back after a fault, that is told in what is returned.)
         UpError: the compose file can't be used.
     """
     _allow_many_files()
@@ -65,8 +67,12 @@ async def chaos(wishes: Wishes, logs: Path | None, on_row: Callable[[str], None]
         plan = _plan(wishes, Path(name))
         deployment = Deployment(plan, Path(name) if logs is None else logs)
         found = Chaos(wishes, _is_exact(plan))
-        if await race(lambda: _all_rows(found, deployment, on_row), _signal) is None:
-            found.interrupted = True
+        try:
+            found.interrupted = await race(lambda: _all_rows(found, deployment, on_row), _signal) is None
+        except ChaosError as error:
+            if not found.outcomes:
+                raise
+            found.trouble = str(error)
         return found
 
 
