@@ -241,3 +241,23 @@ def test_a_node_whose_bus_is_closed_ends_with_an_error() -> None:
                 await node.run(TokenizerInbox)
 
     drive(main)
+
+
+def test_a_node_waits_for_a_bus_that_is_down_at_its_start() -> None:
+    async def main(_: MockClock) -> None:
+        broker = LocalBroker()
+        gateway, tokenizer = make(broker, Role.GATEWAY, "g"), make(broker, Role.TOKENIZER, "t")
+        got: list[Cancel] = []
+        tokenizer.on(Cancel, lambda received: got.append(received.message))
+        broker.stop()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(tokenizer.run, TokenizerInbox)
+            await anyio.sleep(5)
+            broker.start()
+            await anyio.sleep(1)
+            await gateway.send(Role.TOKENIZER, "t", Cancel(b"r", 1))
+            await anyio.sleep(1)
+            tasks.cancel_scope.cancel()
+        assert got == [Cancel(b"r", 1)]
+
+    drive(main)

@@ -248,6 +248,48 @@ async def test_a_detokeniser_that_dies_is_replaced() -> None:
         assert [c["message"]["content"] for c in replies[0].json()["choices"]] == ["Hello world", "Hello world"]
 
 
+async def test_tries_that_fail_leave_no_stream_behind() -> None:
+    async with world(quiet(patience_s=1.5), tokenizers=2) as made:
+        scheduler = made.backend.scheduler
+        scheduler.refuse_open = ErrorInfo("unavailable", "not now", retry_after_ms=1000)
+        response = await made.post(PATH, BODY)
+        assert response.status_code == 503
+        used = {one.instance for one in made.backend.tokenizers if one.opened}
+        assert used
+        await made.until(lambda: not any(one.streams for one in made.backend.tokenizers))
+
+
+async def test_a_new_request_waits_a_moment_for_the_next_leader() -> None:
+    async with world() as made:
+        new = FakeScheduler(made.backend.broker, made.backend.tokenizers, "sched9", 2)
+        made.backend.scheduler.scope.cancel()
+        await made.until(lambda: made.gateway.backends.trouble() is not None)
+        replies: list[Any] = []
+
+        async def call() -> None:
+            replies.append(await made.post(PATH, BODY))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(call)
+            await anyio.sleep(0.2)  # less than a request waits
+            await tasks.start(new.run)
+            await made.until(lambda: bool(replies))
+            tasks.cancel_scope.cancel()
+        assert replies[0].status_code == 200
+
+
+async def test_the_scheduler_with_workers_leads_whatever_the_terms() -> None:
+    async with world(schedulers=1) as made:
+        claims = FakeScheduler(made.backend.broker, made.backend.tokenizers, "sched9", 9)
+        claims.set_load(workers=0)
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(claims.run)
+            await made.until(lambda: len(made.gateway.backends.presence.peers(Role.SCHEDULER)) == 2)
+            assert (await made.post(PATH, BODY)).status_code == 200
+            tasks.cancel_scope.cancel()
+        assert (len(made.backend.scheduler.opened), claims.opened) == (1, [])
+
+
 async def test_a_restarted_scheduler_gets_the_requests_again() -> None:
     async with world() as made:
         old = made.backend.scheduler

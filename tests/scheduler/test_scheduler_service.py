@@ -190,6 +190,20 @@ async def test_grammars_are_judged_by_whoever_answers() -> None:
         )
 
 
+async def test_a_verdict_that_is_lost_is_asked_for_again() -> None:
+    good = Verdict(Grammar("digest", "llguidance", "regex", "4"))
+    async with town() as place:
+        judge = Judge(place.broker, "j1", [good])
+        judge.deaf_to = 1
+        place.start(judge)
+        await place.until(lambda: place.gateway.presence.peers(Role.SCHEDULER)[0].load.grammars == 1)
+        reply = await place.open(PROMPT, grammar=GrammarSpec("regex", "a+"), max_tokens=50)
+        await place.until(lambda: place.ends)
+        assert place.outputs[reply.rid, 0] == WANTED[:4]
+        first, second = judge.asked
+        assert first.spec == second.spec
+
+
 async def test_without_a_grammar_service_only_grammar_requests_fail() -> None:
     async with town(SchedulerConfig(chunk_tokens=64, compile_timeout_s=0.3)) as place:
         constrained = await place.open(PROMPT, grammar=GrammarSpec("regex", "a+"))

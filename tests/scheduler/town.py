@@ -177,11 +177,15 @@ class Judge(Neighbour):
     def __init__(self, broker: LocalBroker, instance: str, verdicts: list[Verdict]) -> None:
         super().__init__(broker, instance)
         self.asked: list[Compile] = []
+        self.deaf_to = 0
+        """So many questions get no answer."""
         self._verdicts = verdicts
         self.node.serve(Compile, self._answer, limit=10, busy=lambda _: verdicts[0])
 
     async def _answer(self, received: Received[Compile]) -> Verdict:
         self.asked.append(received.message)
+        if len(self.asked) <= self.deaf_to:
+            await anyio.sleep_forever()
         return self._verdicts.pop(0) if len(self._verdicts) > 1 else self._verdicts[0]
 
 
