@@ -54,6 +54,7 @@ def test_more_than_the_stand_in_holds_is_refused_at_once() -> None:
 
 
 @pytest.mark.integration
+@pytest.mark.alone
 def test_both_depths_with_real_services_over_nats(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, [*RUN, "--output", str(tmp_path / "overlap.json")])
     assert result.exit_code == 0, result.output
@@ -67,6 +68,7 @@ def test_both_depths_with_real_services_over_nats(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
+@pytest.mark.alone
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "nats://127.0.0.1:1"])
 def test_no_broker_says_so(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "CONNECT_S", 0.5)

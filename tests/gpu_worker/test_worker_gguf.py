@@ -33,6 +33,7 @@ def default_gguf() -> Path:
 
 
 @pytest.mark.integration
+@pytest.mark.long  # tests/integration/test_equal_tokens.py says the same of tokens in every run
 @pytest.mark.filterwarnings("ignore")
 def test_default_model_continues_like_transformers() -> None:
     """Both read the GGUF by themselves: a converter's row order undone wrongly would give fluent-looking but different text."""

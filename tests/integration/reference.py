@@ -14,7 +14,7 @@ import torch
 from phloem_model import resolve
 
 PROMPT_SEED = 11
-NEW_TOKENS = {"tiny": 48, "smollm2": 16}
+NEW_TOKENS = {"tiny": 48, "smollm2": 12}
 """Output tokens per prompt: as many as a run of a minute allows."""
 
 

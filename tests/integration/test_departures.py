@@ -13,7 +13,7 @@ import pytest
 
 from tests.integration.harness import Running, eventually, gauge, nothing_held, phloem
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.integration, pytest.mark.alone, pytest.mark.timeout(180)]
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ import pytest
 from tests.integration.harness import BIN, Running, complete, eventually, gauge, phloem
 from tests.ports import free_port
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.integration, pytest.mark.alone, pytest.mark.timeout(180)]
 SLOW = {"sampling_params": {"max_new_tokens": 400, "ignore_eos": True, "temperature": 0}}
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from .harness import eventually, gauge, nothing_held, phloem
 
-pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(3000)]
+pytestmark = [pytest.mark.integration, pytest.mark.alone, pytest.mark.long, pytest.mark.timeout(3000)]
 
 REQUESTS, PER_CALL = 10_000, 125
 PROMPT, OUTPUT = 32, 4

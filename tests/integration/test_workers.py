@@ -15,7 +15,7 @@ import pytest
 
 from .harness import Running, complete, eventually, gauge, nothing_held, phloem
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.alone, pytest.mark.timeout(300)]
 
 SAMPLING = {"temperature": 0, "max_new_tokens": 12, "ignore_eos": True}
 

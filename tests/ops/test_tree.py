@@ -293,6 +293,7 @@ def test_a_server_that_is_away_for_a_while_is_waited_for() -> None:
 
 
 @pytest.mark.integration
+@pytest.mark.alone
 def test_in_a_terminal_it_draws_until_interrupted() -> None:
     asked = threading.Semaphore(0)
     # Started in the background, a shell may have told us, and so all that we start, to ignore interrupts.
