@@ -118,9 +118,8 @@ class Opener:
         """One attempt at both. Raises `_Refused` or what `Node.call` raises."""
         former = live.detokeniser
         attempt = self._core.begin_attempt(live, detokeniser.instance, (leader.instance, leader.incarnation))
-        if (
-            former and former != detokeniser.instance
-        ):  # whatever comes of this attempt, the former stream is not needed any more
+        # Whatever comes of this attempt, the former stream is not needed any more.
+        if former and former != detokeniser.instance:
             self._tell([(Role.TOKENIZER, former, Cancel(live.rid, attempt - 1))])
         have = live.have()
         wanted = live.generation.sampling
