@@ -92,6 +92,19 @@ def test_schedulers_that_do_not_hear_each_other_do_not_stop_the_service() -> Non
     assert_nobody_noticed_more_than_a_pause(run, 3.0)
 
 
+def test_a_gateway_that_nobody_hears_goes_on_when_it_is_back() -> None:
+    others = ("scheduler-0", "scheduler-1", "tokenizer-0", "tokenizer-1")
+    faults = [Fault(number, AT, "partition", "gateway-0", other, seconds=6.0) for number, other in enumerate(others)]
+    run = under(*faults)
+    assert_nobody_noticed_more_than_a_pause(run, 6.0 + 3.0)
+    assert max(o.longest_gap_s for n, o in run.result.outcomes.items() if n % 2) < 1.0  # those of the other gateway
+
+
+def test_a_worker_that_its_scheduler_does_not_hear_is_replaced_and_comes_back() -> None:
+    faults = [Fault(n, AT, "partition", "worker-0", f"scheduler-{n}", seconds=6.0) for n in range(2)]
+    assert_nobody_noticed_more_than_a_pause(under(*faults), 4.0)
+
+
 @pytest.mark.parametrize("role", ["gateway", "tokenizer", "scheduler", "worker", "grammar"])
 def test_a_role_is_restarted_one_by_one(role: str) -> None:
     faults = [Fault(index, AT + 3 * index, "drain", f"{role}-{index}", seconds=0.5) for index in range(2)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -116,7 +117,7 @@ class Scenario:
         calls = tuple(replace(call, at=WARM_UP_S, leaves_after_s=None, reads_slowly_s=0.0) for call in self.calls)
         return replace(self, machine=machine, calls=calls, faults=())
 
-    def without(self, *, faults: set[int] = frozenset(), calls: set[int] = frozenset()) -> Scenario:  # type: ignore[assignment]
+    def without(self, *, faults: Collection[int] = (), calls: Collection[int] = ()) -> Scenario:
         """The same without the faults and calls of these numbers."""
         return replace(
             self,
