@@ -16,9 +16,9 @@ from phloem.chaos.faults import FAULTS
 
 from .harness import BIN, eventually
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.alone, pytest.mark.timeout(300)]
 
-SHORT = [fault.name for fault in FAULTS if fault.name not in ("flood", "rolling-restart")]
+SHORT = [fault.name for fault in FAULTS if not fault.long and fault.name != "rolling-restart"]
 LONG = ["flood", "rolling-restart"]
 NOTICED = [
     "worker-killed", "only-worker-killed", "scheduler-killed", "grammar-killed", "tokenizer-killed", "broker-stopped",

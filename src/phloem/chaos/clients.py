@@ -16,7 +16,7 @@ from .figures import Figures
 from .outcome import Aim
 from .requests import plain
 from .row import Result
-from .scene import GIVEN_BACK_S, Scene, over, until
+from .scene import GIVEN_BACK_S, Scene, over
 from .stream import Stream, follow
 from .wishes import Wishes
 
@@ -26,7 +26,8 @@ USUAL_STREAMS = 64
 """With fewer streams there are fewer clients and connections as well."""
 LEAVE_S = 0.5
 BEGIN_S = 20.0
-"""How long the first of them may wait for its first token."""
+"""How long it may take until all of them are in."""
+LOOK_S = 0.05
 NEXT_S = 1.0
 NEXT_TOKENS = 4
 CLIENT_INDEX = 300_000
@@ -76,7 +77,7 @@ async def clients_gone(scene: Scene, wishes: Wishes) -> Result:
 
 
 async def _come_and_leave(scene: Scene, clients: int) -> float:
-    """All clients come, and leave `LEAVE_S` after the first of them has begun to read. Returns how many requests were live then."""
+    """All clients come, and leave `LEAVE_S` after the last of them is in. Returns how many requests were live then."""
     streams = [
         Stream(plain(CLIENT_INDEX + index, LONG_TOKENS, scene.seed, f"A very long story, number {index}"))
         for index in range(clients)
@@ -84,10 +85,19 @@ async def _come_and_leave(scene: Scene, clients: int) -> float:
     async with anyio.create_task_group() as tasks:
         for stream in streams:
             tasks.start_soon(follow, scene.client, stream)
-        await until(lambda: any(stream.ids for stream in streams), BEGIN_S)
+        live = await _until_live(scene, clients)
         await anyio.sleep(LEAVE_S)
-        live = gauges.total(await gauges.scrape(scene.client), "phloem_gateway_requests_live")
         tasks.cancel_scope.cancel()
+    return live
+
+
+async def _until_live(scene: Scene, requests: int) -> float:
+    """How many requests the gateway has, as soon as these are all in, or after a while."""
+    live = 0.0
+    with anyio.move_on_after(BEGIN_S):
+        while live < requests:
+            live = gauges.total(await gauges.scrape(scene.client), "phloem_gateway_requests_live")
+            await anyio.sleep(LOOK_S)
     return live
 
 
