@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -35,3 +36,18 @@ class NodeCollector(Collector):
         connected = GaugeMetricFamily("phloem_bus_connected", "1 while there is a connection", labels=["role"])
         connected.add_metric([role], float(self._node.bus.connected))
         yield from (refused, dropped, violations, connected)
+
+
+class TaskCollector(Collector):
+    """``phloem_bus_tasks``: tasks of an event loop, which must be back where they were whenever nothing goes on.
+
+    Args:
+        loop: may run in another thread than the one that collects.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def collect(self) -> Iterator[Metric]:
+        """Count them."""
+        yield GaugeMetricFamily("phloem_bus_tasks", "Tasks of the event loop", value=len(asyncio.all_tasks(self._loop)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import secrets
@@ -16,6 +17,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 
 from . import log, options
 from .errors import ConfigError
+from .metrics import TaskCollector
 from .nats import NatsBus
 from .nats_client import Refused
 from .process import ReadyFile, Signals, Threads, metrics_server, probe
@@ -104,6 +106,7 @@ def _config_error(error: BaseException) -> ConfigError | None:
 async def _run(service: Service, common: options.CommonOptions, wait_for_broker: bool) -> int:
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
+    registry.register(TaskCollector(asyncio.get_running_loop()))
     drain = anyio.Event()
     ready = ReadyFile(common.ready_file)
     signals = Signals(drain)

@@ -74,6 +74,7 @@ def test_a_ready_service_shows_it_and_drains_at_sigterm(nats_server: NatsServer,
             metrics = reply.read().decode()
         assert 'phloem_bus_connected{role="grammar"} 1.0' in metrics
         assert "process_resident_memory_bytes" in metrics
+        assert float(metrics.split("\nphloem_bus_tasks ")[1].split()[0]) > 1
         deadline = time.monotonic() + 5
         while ready.stat().st_mtime == first and time.monotonic() < deadline:
             time.sleep(0.05)
