@@ -13,7 +13,7 @@ from phloem_bus.extras import advice
 
 FAULT_NAMES = (
     "worker-killed", "only-worker-killed", "scheduler-killed", "grammar-killed", "tokenizer-killed", "broker-stopped",
-    "broker-restarted", "worker-frozen", "log-disk-full", "clients-gone", "rolling-restart", "flood",
+    "broker-restarted", "worker-frozen", "log-disk-full", "clients-gone", "rolling-restart", "flood", "soak",
 )  # fmt: skip
 """As `faults.FAULTS`, named here so that ``--help`` needs no import of it; a test keeps them equal."""
 WIDE = 200
@@ -28,8 +28,11 @@ def chaos(
     only: Annotated[
         list[str] | None, typer.Option(metavar="FAULT", help=f"{', '.join(FAULT_NAMES)}; may be repeated.")
     ] = None,
-    long: Annotated[bool, typer.Option("--long", help="The flood too, which takes minutes.")] = False,
+    long: Annotated[bool, typer.Option("--long", help="The flood and the soak too, which take minutes.")] = False,
     flood: Annotated[int, typer.Option(help="Requests of the flood; the queue holds a fifth of it.")] = 10_000,
+    soak_minutes: Annotated[
+        float, typer.Option(help="How long the soak lasts; under 10, more growth is allowed.")
+    ] = 10.0,
     seed: Annotated[int, typer.Option(help="Seed of all requests.")] = 0,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write everything to this file.")] = None,
     logs: Annotated[
@@ -49,13 +52,13 @@ def chaos(
 
         from .errors import ChaosError
         from .faults import chosen
-        from .report import as_json, misses, table
+        from .report import as_json, misses, remarks, table
         from .run import chaos as run
         from .wishes import Wishes
     except ModuleNotFoundError as error:
         raise _end(ModuleNotFoundError(advice(error, "all")), 2) from None
     try:
-        wishes = Wishes(file, model, streams, tokens, tuple(only or ()), long, flood, seed)
+        wishes = Wishes(file, model, streams, tokens, tuple(only or ()), long, flood, seed, soak_minutes)
         chosen(wishes.only, wishes.long)
         _check_places(json, logs)
     except (ValueError, OSError) as error:
@@ -70,7 +73,7 @@ def chaos(
     if not console.is_terminal:
         console = Console(width=WIDE)
     console.print(table(found))
-    for line in misses(found):
+    for line in (*remarks(found), *misses(found)):
         console.print(line, markup=False, highlight=False)
     if json is not None:
         json.write_bytes(as_json(found))

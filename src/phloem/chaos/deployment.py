@@ -109,6 +109,10 @@ class Deployment:
         """Of the service itself. It must be running."""
         return self._lives[name].child.pid
 
+    def runs(self, name: str) -> bool:
+        """Whether any process of it runs."""
+        return name in self._lives
+
     def is_running(self, name: str, pid: int) -> bool:
         """Whether that process of it still runs."""
         return name in self._lives and self.pid(name) == pid

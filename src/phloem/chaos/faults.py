@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import broker, clients, kills, upkeep
+from . import broker, clients, kills, soak, upkeep
 from .row import Fault
 
 FAULTS = (
@@ -18,6 +18,7 @@ FAULTS = (
     Fault("clients-gone", "all clients of long requests gone", clients.clients_gone),
     Fault("rolling-restart", "SIGTERM to each process in turn", upkeep.rolling_restart),
     Fault("flood", "far more requests than can be served", clients.flood, long=True),
+    Fault("soak", "everything mixed for minutes", soak.soak, long=True),
 )
 
 

@@ -29,6 +29,8 @@ class Outcome:
     """The line by which the deployment showed that it had noticed."""
     troubles: tuple[str, ...] = ()
     """Why requests failed, each kind once."""
+    lines: tuple[str, ...] = ()
+    """What else is told of it, below the table."""
 
     @property
     def held(self) -> bool:

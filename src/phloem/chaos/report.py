@@ -43,6 +43,13 @@ def table(chaos: Chaos) -> Table:
     return found
 
 
+def remarks(chaos: Chaos) -> Iterator[str]:
+    """What rows have to tell beside the table."""
+    for outcome in chaos.outcomes:
+        for line in outcome.lines:
+            yield f"{outcome.name}: {line}"
+
+
 def misses(chaos: Chaos) -> Iterator[str]:
     """A line for each aim that does not hold."""
     for outcome in chaos.outcomes:

@@ -46,16 +46,20 @@ def plain(index: int, tokens: int, seed: int, text: str, *, streamed: bool = Tru
 def constrained(index: int, tokens: int, seed: int) -> Request:
     """A list of words, of about so many bytes. Four different lengths take turns, so that there are several grammars."""
     items = max(1, tokens // ITEM_BYTES - index // 2 % 4)
-    word = {"type": "string", "pattern": "^[a-z]{8}$"}
-    schema = {"type": "array", "items": word, "minItems": items, "maxItems": items}
     body = _body(
         f"Stream {index}, a list of words",
         seed + index,
         True,
         max_new_tokens=items * ITEM_BYTES + SLACK_TOKENS,
-        json_schema=json.dumps(schema),
+        json_schema=json.dumps(word_list(items)),
     )
-    return Request(index, body, True, lambda text: _is_list_of_words(text, items))
+    return Request(index, body, True, lambda text: is_list_of_words(text, items))
+
+
+def word_list(items: int) -> dict[str, Any]:
+    """JSON schema of a list of so many words."""
+    word = {"type": "string", "pattern": "^[a-z]{8}$"}
+    return {"type": "array", "items": word, "minItems": items, "maxItems": items}
 
 
 def compiled(index: int, seed: int, fields: int) -> Request:
@@ -75,7 +79,8 @@ def _body(text: str, seed: int, streamed: bool, **sampling: Any) -> bytes:
     return msgspec.json.encode({"text": text, "stream": streamed, "sampling_params": params})
 
 
-def _is_list_of_words(text: str, items: int) -> bool:
+def is_list_of_words(text: str, items: int) -> bool:
+    """Whether that is a list as `word_list` wants it."""
     try:
         words = json.loads(text)
     except ValueError:

@@ -20,6 +20,8 @@ class Result:
     aims: Sequence[Aim]
     streams: Sequence[Stream] = field(default=())
     said: str = ""
+    lines: Sequence[str] = ()
+    """What else is to be told of it, below the table."""
 
 
 @dataclass(frozen=True, slots=True)

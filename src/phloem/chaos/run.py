@@ -122,7 +122,8 @@ async def _row(fault: Fault, scene: Scene, wishes: Wishes) -> Outcome:
         raise NotReady(f"after {fault.name}: {error}") from error
     troubles = dict.fromkeys(stream.trouble for stream in result.streams if stream.failed)
     aims: tuple[Aim, ...] = (*result.aims, *afterwards)
-    return Outcome(fault.name, fault.title, result.figures, aims, result.said, tuple(troubles)[:TROUBLES_SHOWN])
+    told = tuple(troubles)[:TROUBLES_SHOWN]
+    return Outcome(fault.name, fault.title, result.figures, aims, result.said, told, tuple(result.lines))
 
 
 def _plan(wishes: Wishes, folder: Path) -> Plan:

@@ -28,6 +28,7 @@ class Wishes:
     flood: int = 10_000
     """Requests of the flood; a fifth of it is the queue."""
     seed: int = 0
+    soak_minutes: float = 10.0
 
     def __post_init__(self) -> None:
         for flag, value, least, most in (
@@ -35,6 +36,7 @@ class Wishes:
             ("--tokens", self.tokens, 50, 1500),
             ("--flood", self.flood, 100, 100_000),
             ("--seed", self.seed, 0, 2**31),
+            ("--soak-minutes", self.soak_minutes, 0.1, 1440),
         ):
             if not least <= value <= most:
                 raise ValueError(f"{flag}: between {least} and {most}, not {value}")
