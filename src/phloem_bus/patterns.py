@@ -17,7 +17,7 @@ def matches(pattern: tuple[str, ...], tokens: tuple[str, ...]) -> bool:
     return len(pattern) == len(tokens) and all(p in ("*", t) for p, t in zip(pattern, tokens, strict=True))
 
 
-@lru_cache(maxsize=4096)  # the same few subjects again and again
+@lru_cache(maxsize=256)  # the same few again and again; those of replies are used once, and must not pile up
 def check_subject(subject: str, *, wildcards: bool) -> tuple[str, ...]:
     """Split a subject at its dots. Its tokens are of visible ASCII without quotes and backslashes.
 
