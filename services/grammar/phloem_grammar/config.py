@@ -27,8 +27,8 @@ class GrammarConfig:
     """Clock time of one compile; long, since at low priority it may wait for a CPU."""
     verdict_cache_mb: int = 64
     """Text of remembered verdicts."""
-    compile_priority: str = "idle"
-    """Of compiling processes: ``idle`` (only when a CPU has nothing else to do), ``nice`` or ``normal``."""
+    compile_priority: str = "nice"
+    """Of compiling processes: ``idle`` (only when a CPU has nothing else to do, so never on one that is always busy), ``nice`` or ``normal``."""
     sandbox: bool = True
     """False: compile in this process, without protection (tests, debugging)."""
 
