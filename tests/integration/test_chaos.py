@@ -20,6 +20,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.alone, pytest.mark.timeout(30
 
 SHORT = [fault.name for fault in FAULTS if not fault.long and fault.name != "rolling-restart"]
 LONG = ["flood", "rolling-restart"]
+OURS = "TEST_CHAOS_FOLDER"
+"""Variable by which processes of a run are found."""
 NOTICED = [
     "worker-killed", "only-worker-killed", "scheduler-killed", "grammar-killed", "tokenizer-killed", "broker-stopped",
     "broker-restarted", "worker-frozen",
@@ -47,27 +49,35 @@ class Done:
 def run(folder: Path, faults: list[str], *flags: str) -> Done:
     """The command with few streams; it has to clean up behind itself."""
     only = [word for name in faults for word in ("--only", name)]
-    before = set(psutil.pids())
     done = subprocess.run(
         [str(BIN / "phloem"), "chaos", "--streams", "8", "--json", str(folder / "chaos.json"), *only, *flags],
         capture_output=True,
         text=True,
         timeout=280,
-        env={**os.environ, "PHLOEM_THREADS": "1"},
+        env=_environment(folder),
         check=False,
     )
     assert "Traceback" not in done.stderr, done.stderr
     assert (folder / "chaos.json").is_file(), done.stderr
-    left = [process.cmdline() for process in psutil.process_iter() if process.pid not in before and _is_ours(process)]
-    assert left == []
+    assert _left_of(folder) == []
     return Done(done.returncode, done.stdout + done.stderr, json.loads((folder / "chaos.json").read_text()))
 
 
-def _is_ours(process: psutil.Process) -> bool:
+def _environment(folder: Path) -> dict[str, str]:
+    """What the command passes on to all that it starts, so that it can be told from other deployments."""
+    return {**os.environ, "PHLOEM_THREADS": "1", OURS: str(folder)}
+
+
+def _left_of(folder: Path) -> list[list[str]]:
+    """Command lines of the processes that still run."""
+    return [process.cmdline() for process in psutil.process_iter() if _variable(process, OURS) == str(folder)]
+
+
+def _variable(process: psutil.Process, name: str) -> str:
     try:
-        return any("phloem-chaos-" in word for word in process.environ().values())
+        return process.environ().get(name, "")
     except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-        return False
+        return ""
 
 
 @pytest.fixture(scope="module")
@@ -113,9 +123,11 @@ def test_what_is_aimed_at_holds_in_the_long_run_under(long: Done, name: str) -> 
 
 def test_what_was_done_is_shown_when_somebody_stops_it(tmp_path: Path) -> None:
     command = [str(BIN / "phloem"), "chaos", "--streams", "2", "--tokens", "50", "--json", str(tmp_path / "chaos.json")]
-    before = set(psutil.pids())
-    output = tmp_path / "output"
-    with output.open("wb") as sink, subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT) as process:
+    output, environment = tmp_path / "output", _environment(tmp_path)
+    with (
+        output.open("wb") as sink,
+        subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, env=environment) as process,
+    ):
         try:
             eventually(lambda: "worker-killed ..." in output.read_text() or output.read_text(), 120, "never began")
         finally:
@@ -124,7 +136,7 @@ def test_what_was_done_is_shown_when_somebody_stops_it(tmp_path: Path) -> None:
     document = json.loads((tmp_path / "chaos.json").read_text())
     assert document["interrupted"]
     assert document["rows"][0]["name"] == "undisturbed"
-    assert not [one for one in psutil.process_iter() if one.pid not in before and _is_ours(one)]
+    assert _left_of(tmp_path) == []
 
 
 def test_a_fault_that_does_not_exist_is_one_line_and_exit_2() -> None:
