@@ -7,17 +7,21 @@ import os
 import subprocess
 import sys
 
+import anyio
 import pytest
+from anyio.abc import SocketAttribute, SocketStream
 
+from phloem.bench.http1 import Client
 from phloem.chaos import vitals
 from phloem.chaos.growth import Growth
 from phloem.chaos.mix import BAD, Generate, Leave, Mix, Page
 from phloem.chaos.outcome import Outcome
 from phloem.chaos.report import as_json, remarks
+from phloem.chaos.requests import Request
 from phloem.chaos.run import Chaos
 from phloem.chaos.soak import small_growth, told
 from phloem.chaos.standing import Standing
-from phloem.chaos.visits import Tally
+from phloem.chaos.visits import Tally, Visitors
 from phloem.chaos.wishes import Wishes
 
 MINUTE_S = 60
@@ -138,6 +142,71 @@ def test_a_tally_keeps_a_few_reasons_however_many_fail() -> None:
         tally.fail("free", f"reason {number}")
     assert tally.figures().failed == tally.figures().requests == 1000
     assert 1 < len(tally.troubles) < 20
+
+
+def test_fillers_share_not_even_a_page_with_each_other() -> None:
+    mix = Mix(0, "tiny")
+    texts = [text for _ in range(20) for text in json.loads(mix.filler().body)["text"]]
+    assert len(texts) == len({text[:16] for text in texts}) > 500
+
+
+def reply(status: int, body: str) -> bytes:
+    return f"HTTP/1.1 {status} x\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n{body}".encode()
+
+
+ANSWER = json.dumps({"text": "abc", "output_ids": [1, 2], "meta_info": {"finish_reason": {"type": "length"}}})
+LOOK = Page("look", "GET", "/metrics")
+BAD_ONE = Page("bad", "POST", "/generate", b"{}", (400,))
+WHOLE = Generate("free", Request(0, b"{}", streamed=False))
+STREAM = Generate("free", Request(0, b"{}"))
+WORDS = Generate("constrained", Request(0, b"{}", True, lambda text: text == "[]", streamed=False))
+AT_ONCE = Generate("left at once", Request(0, b"{}"), Leave.AT_ONCE, 0.01)
+AMID = Generate("left amid", Request(0, b"{}"), Leave.AMID, 3)
+
+
+@pytest.mark.parametrize(
+    ("visit", "answer", "expected"),
+    [
+        (LOOK, reply(200, "a 1"), "ended"),
+        (LOOK, reply(500, "oh"), "failed"),
+        (LOOK, reply(503, "later"), "refused"),
+        (LOOK, b"", "failed"),
+        (BAD_ONE, reply(400, "no"), "ended"),
+        (BAD_ONE, reply(200, ANSWER), "failed"),
+        (WHOLE, reply(200, ANSWER), "ended"),
+        (WHOLE, reply(200, "{}"), "failed"),
+        (WHOLE, reply(429, "later"), "refused"),
+        (STREAM, reply(200, f"data: {ANSWER}\n\n"), "ended"),
+        (STREAM, reply(200, ""), "failed"),
+        (WORDS, reply(200, ANSWER), "wrong"),
+        (AT_ONCE, b"HTTP/1.1 200 x\r\ncontent-length: 9\r\n\r\n", "ended"),
+        (AMID, reply(500, "oh"), "failed"),
+    ],
+)
+def test_a_visit_counts_as_what_became_of_it(visit: Generate | Page, answer: bytes, expected: str) -> None:
+    tally = anyio.run(visited, visit, answer)
+    found = {name for name in ("ended", "refused", "failed", "wrong") if getattr(tally, name)}
+    assert found == ({"ended", "wrong"} if expected == "wrong" else {expected})
+    assert bool(tally.troubles) is (expected == "failed")
+
+
+async def visited(visit: Generate | Page, answer: bytes) -> Tally:
+    """After one visit to a server that knows one answer."""
+
+    async def serve(stream: SocketStream) -> None:
+        async with stream:
+            await stream.receive()
+            await stream.send(answer)
+            await anyio.sleep(0.1)
+
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    async with listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, serve)
+        visitors = Visitors(Client(f"http://127.0.0.1:{listener.extra(SocketAttribute.local_port)}"), "127.0.0.1:1")
+        await visitors.make(visit)
+        await visitors.aclose()
+        tasks.cancel_scope.cancel()
+    return visitors.tally
 
 
 def test_remarks_are_shown_and_written() -> None:
