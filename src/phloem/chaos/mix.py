@@ -14,6 +14,8 @@ from .requests import Request, is_list_of_words, word_list
 SYSTEMS = 12
 """Long beginnings that prompts share."""
 SYSTEM_WORDS = 160
+TAILS = 64
+"""Ends of prompts, few enough that a tokenizer's memory of words knows all of them soon: to the tiny model's, a prompt is one word."""
 SALTS = ("", "", "blue", "green")
 SCHEMAS = 24
 """Different grammars that come back again and again."""
@@ -101,6 +103,7 @@ class Mix:
         self._model = model
         self._rng = random.Random(seed)
         self._systems = [self._words(SYSTEM_WORDS) for _ in range(SYSTEMS)]
+        self._tails = [self._words(self._rng.randrange(2, 30)) for _ in range(TAILS)]
         self._count = 0
         self._kinds: tuple[tuple[Callable[[], Visit], int], ...] = (
             (self._free, 30), (self._constrained, 14), (self._chat, 12), (self._leaving, 14), (self._aborted, 4), (self._bad, 8),
@@ -191,7 +194,7 @@ class Mix:
 
     def _prompt(self) -> str:
         shared = self._rng.choice(self._systems) if self._rng.random() < 0.6 else ""
-        return f"{shared} {self._words(self._rng.randrange(2, 30))}"
+        return f"{shared} {self._rng.choice(self._tails)}"
 
     def _salt(self) -> dict[str, str]:
         salt = self._rng.choice(SALTS)
