@@ -18,7 +18,7 @@ from phloem.up.compose import ComposeFile
 from phloem.up.errors import BrokerMissing, ComposeError, PortInUse, UpError
 from phloem.up.localise import Local
 from phloem.up.plan import Broker, Instance, Machine, Plan, make_plan
-from phloem.up.ports import Ports, is_free
+from phloem.up.ports import Claims, Ports, is_free
 from phloem.up.secrets import generate
 
 EXAMPLE = """
@@ -288,6 +288,16 @@ def test_a_missing_nats_server_says_where_to_get_one(tmp_path: Path, monkeypatch
         made()
     (tmp_path / "nats-server").touch(0o755)
     assert made().instances[0].argv[0] == str(tmp_path / "nats-server")
+
+
+def test_two_that_start_at_once_do_not_choose_the_same_port(tmp_path: Path) -> None:
+    with Claims(tmp_path / "claims") as first, Claims(tmp_path / "claims") as second:
+        ports = [Ports(lambda _: True, claims.take).near(9101) for claims in (first, second, first)]
+        assert sorted(ports) == [9101, 9102, 9103]
+    with Claims(tmp_path / "claims") as later:
+        assert Ports(lambda _: True, later.take).near(9101) == 9101
+    (tmp_path / "file").touch()
+    assert Ports(lambda _: True, Claims(tmp_path / "file").take).near(9101) == 9101
 
 
 def test_ports_are_looked_for_on_the_machine() -> None:

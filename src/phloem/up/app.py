@@ -16,7 +16,7 @@ from . import broker, compose
 from .console import Console
 from .errors import ComposeError
 from .plan import Machine, Plan, make_plan
-from .ports import LOOPBACK, Ports
+from .ports import LOOPBACK, Claims, Ports
 from .runner import Runner
 
 PREFIX = "PHLOEM_"
@@ -44,9 +44,9 @@ def up(
     running = broker.inspect(nats_url) if nats_url else None
     services = compose.load(file, environ=environ, profiles=profiles)
     counts = parse_scale(scale)
-    with tempfile.TemporaryDirectory(prefix="phloem-up-") as folder:  # 0700
+    with tempfile.TemporaryDirectory(prefix="phloem-up-") as folder, Claims() as claims:  # the folder: 0700
         root = Path(folder)
-        plan = make_plan(services, counts, Machine(environ, root, cache_root(), Ports(), running))
+        plan = make_plan(services, counts, Machine(environ, root, cache_root(), Ports(claim=claims.take), running))
         console = Console(services.services, [one.name for one in plan.instances])
         _greet(console, file, plan, environ)
         runner = Runner(plan, console, drain_s=drain_s, on_ready=lambda: _tell_ready(console, plan))
