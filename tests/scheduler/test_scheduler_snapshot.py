@@ -140,7 +140,8 @@ def test_a_large_cache_is_told_a_part_per_pass(monkeypatch: pytest.MonkeyPatch) 
     assert isinstance(world.replies["watch"], KvWatchReply)
 
 
-def test_who_asks_in_the_middle_of_a_snapshot_gets_a_whole_one_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def amid_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> World:
+    """A watcher has asked for a snapshot, which takes several passes, and the first is over."""
     monkeypatch.setattr(events, "BLOCKS_PER_PASS", 4)
     world = World(shape=profile(pages=200, page_size=2))
     for number in range(12):
@@ -148,6 +149,11 @@ def test_who_asks_in_the_middle_of_a_snapshot_gets_a_whole_one_after_it(monkeypa
     world.finish()
     watch(world)
     world.turn()
+    return world
+
+
+def test_who_asks_in_the_middle_of_a_snapshot_gets_a_whole_one_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = amid_a_snapshot(monkeypatch)
     world.events.clear()
     watch(world)
     late = Follower()
@@ -272,13 +278,7 @@ def test_a_break_means_nothing_while_nobody_watches() -> None:
 
 
 def test_a_snapshot_waits_while_the_bus_does_not_take_what_was_told_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "BLOCKS_PER_PASS", 4)
-    world = World(shape=profile(pages=200, page_size=2))
-    for number in range(12):
-        world.open([number] * 20, max_tokens=1)
-    world.finish()
-    watch(world)
-    world.turn()
+    world = amid_a_snapshot(monkeypatch)
     follower = Follower()
     world.core.events.paused = True
     before = len(world.events)

@@ -187,8 +187,7 @@ class Core:
             for live in self.live.values()
             if live.attempt and not live.ended
         ]
-        for start in range(0, max(len(held), 1), per_message):
-            yield held[start : start + per_message]
+        yield from _parts(held, per_message)
 
     def held_at(self, detokeniser: str, per_message: int) -> Iterator[LiveMessage]:
         """What we hold whose text comes from ``detokeniser``, as messages for it; one empty one when that is nothing."""
@@ -197,9 +196,9 @@ class Core:
             for live in self.live.values()
             if live.detokeniser == detokeniser and not live.settled
         ]
-        parts = range(0, max(len(held), 1), per_message)
-        for part, start in enumerate(parts):
-            yield LiveMessage(tuple(held[start : start + per_message]), part, len(parts))
+        parts = list(_parts(held, per_message))
+        for number, part in enumerate(parts):
+            yield LiveMessage(tuple(part), number, len(parts))
 
     def reconciled(
         self, asked: list[LiveRequest], unknown: Iterable[bytes], ahead: Iterable[LiveRequest] = ()
@@ -218,6 +217,12 @@ class Core:
             if (live.unknown >= UNKNOWN_TWICE or behind >= BEHIND_OFTEN) and self._lose(live):
                 again.append(live)
         return again
+
+
+def _parts(held: list[LiveRequest], per_message: int) -> Iterator[list[LiveRequest]]:
+    """``held`` in runs of at most ``per_message``; one empty run when it is empty."""
+    for start in range(0, max(len(held), 1), per_message):
+        yield held[start : start + per_message]
 
 
 def _compare(live: Live, theirs: tuple[int, ...]) -> int:

@@ -56,9 +56,7 @@ class Nemesis:
         process = self._processes[fault.who]
         process.kill()
         await process.ended.wait()
-        await anyio.sleep(fault.seconds)
-        if not process.running:
-            self._start(process)
+        await self._start_later(process, fault.seconds)
 
     async def drain(self, fault: Fault) -> None:
         """A process is told to stop, and started again."""
@@ -66,8 +64,11 @@ class Nemesis:
         process.drain()
         with anyio.move_on_after(DRAIN_S + 5):
             await process.ended.wait()
-        await anyio.sleep(fault.seconds)
-        if not process.running:
+        await self._start_later(process, fault.seconds)
+
+    async def _start_later(self, process: Process, seconds: float) -> None:
+        await anyio.sleep(seconds)
+        if not process.running:  # another fault may have seen to it
             self._start(process)
 
     async def partition(self, fault: Fault) -> None:
