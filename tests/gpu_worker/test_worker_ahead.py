@@ -323,7 +323,7 @@ def test_a_row_that_fails_is_dead_in_the_step_launched_behind_it(model_folder: F
         driver.open(0, [1, 2, 3])
         driver.open(1, [4, 5, 6], temperature=1.0, logprobs=1)
         core.execute(driver.plan({0: 3, 1: 3}))
-        core.runner._pool.values[1][driver.held[1]] = float("nan")  # type: ignore[attr-defined]
+        core.runner._compute._pool.values[1][driver.held[1]] = float("nan")  # type: ignore[attr-defined]
         yield core, driver
 
     outcomes = []
@@ -333,7 +333,7 @@ def test_a_row_that_fails_is_dead_in_the_step_launched_behind_it(model_folder: F
         outcomes.append(told(results))
         assert [failure.code for result in results for failure in result.failures] == ["nan"]
         assert [list(result.yields) for result in results] == [[1, 0]] * 4
-        assert torch.isfinite(core.runner._pool.values[1]).all()  # type: ignore[attr-defined]
+        assert torch.isfinite(core.runner._compute._pool.values[1]).all()  # type: ignore[attr-defined]
     assert outcomes[0] == outcomes[1]
 
 

@@ -204,7 +204,7 @@ def test_a_row_that_is_not_a_number_fails_alone(model_folder: Folder) -> None:
     driver = Driver(core)
     healthy, broken = driver.open(0, prompt), driver.open(1, prompt)
     driver.run({0: 20, 1: 20})
-    core.runner._pool.values[1][driver.held[1]] = float("nan")  # type: ignore[attr-defined]
+    core.runner._compute._pool.values[1][driver.held[1]] = float("nan")  # type: ignore[attr-defined]
     driver.finish(6)
     assert healthy.output == alone(core_of(folder), prompt, 6)
     assert broken.failure is not None

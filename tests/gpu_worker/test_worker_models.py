@@ -12,19 +12,34 @@ import torch
 from phloem_gpu_worker.attention import AttentionBackend, ReferenceAttention
 from phloem_gpu_worker.attention_torch import TorchAttention
 from phloem_gpu_worker.batch import ScoreSpan
-from phloem_gpu_worker.load import PoolSize, load_decoder, make_runner
+from phloem_gpu_worker.errors import UnsupportedModel
+from phloem_gpu_worker.load import PoolSize, load_decoder, load_native, make_runner
+from phloem_gpu_worker.native import NativeCompute, NativeDecoder
 from phloem_gpu_worker.runner import TorchRunner
 
 from .batches import batch_of
+from .compiled import LEVEL_NAMES, kernels
 from .tiny_models import CONFIGS, VOCAB, load_reference
 
 Folder = Callable[[str], Path]
 CPU = torch.device("cpu")
 
 
-def runner_of(folder: Path, attention: AttentionBackend, page_size: int) -> TorchRunner:
-    decoder = load_decoder(folder, torch.float32, CPU)
-    return make_runner(decoder, PoolSize(page_size, tokens=512), attention)
+BACKENDS: dict[str, type[AttentionBackend] | None] = {
+    "reference": ReferenceAttention,
+    "torch": TorchAttention,
+    "kernels": None,
+}
+FULL = [name for name in CONFIGS if not name.endswith("-window")]
+"""What the kernels compute."""
+SUITED = [(backend, name) for backend in BACKENDS for name in (FULL if backend == "kernels" else CONFIGS)]
+
+
+def runner_of(folder: Path, backend: str, page_size: int) -> TorchRunner:
+    size, attention = PoolSize(page_size, tokens=512), BACKENDS[backend]
+    if attention is None:
+        return make_runner(load_native(folder, torch.float32, kernels()), size)
+    return make_runner(load_decoder(folder, torch.float32, CPU), size, attention())
 
 
 def pages_of(page_size: int, first: int, tokens: int) -> list[int]:
@@ -42,24 +57,28 @@ def reference_logits(folder: Path, ids: list[int]) -> torch.Tensor:
     return logits
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("backend", [ReferenceAttention, TorchAttention])
-def test_logits_equal_transformers(model_folder: Folder, name: str, backend: type[AttentionBackend]) -> None:
+@pytest.mark.parametrize(("backend", "name"), SUITED)
+def test_logits_equal_transformers(model_folder: Folder, name: str, backend: str) -> None:
     folder = model_folder(name)
     ids = ids_of(40, 1)
-    runner = runner_of(folder, backend(), 16)
+    runner = runner_of(folder, backend, 16)
     logits = runner.forward(batch_of([(ids, 0, pages_of(16, 3, 40))], every=True)).logits
     assert logits.dtype == torch.float32
     torch.testing.assert_close(logits, reference_logits(folder, ids), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2-window", "qwen3"])
+@pytest.mark.parametrize(
+    ("backend", "name"),
+    [("torch", "llama"), ("torch", "qwen2-window"), ("torch", "qwen3"), ("kernels", "qwen2"), ("kernels", "qwen3")],
+)
 @pytest.mark.parametrize("page_size", [1, 16])
-def test_chunks_mixed_with_decoding_give_the_same_logits(model_folder: Folder, name: str, page_size: int) -> None:
+def test_chunks_mixed_with_decoding_give_the_same_logits(
+    model_folder: Folder, backend: str, name: str, page_size: int
+) -> None:
     """A prompt in chunks beside another sequence that decodes token by token: both as if alone and whole."""
     folder = model_folder(name)
     long, other = ids_of(37, 2), ids_of(30, 3)
-    runner = runner_of(folder, TorchAttention(), page_size)
+    runner = runner_of(folder, backend, page_size)
     far = 512 // page_size - 40 // page_size - 1
     long_table, other_table = pages_of(page_size, 2, 37), pages_of(page_size, far, 30)
     runner.forward(batch_of([(other[:20], 0, other_table)]))
@@ -74,9 +93,10 @@ def test_chunks_mixed_with_decoding_give_the_same_logits(model_folder: Folder, n
     torch.testing.assert_close(torch.stack(got_other), reference_logits(folder, other)[20:24], atol=1e-4, rtol=1e-4)
 
 
-def test_rows_of_very_different_length_decode_together(model_folder: Folder) -> None:
+@pytest.mark.parametrize("backend", ["torch", "kernels"])
+def test_rows_of_very_different_length_decode_together(model_folder: Folder, backend: str) -> None:
     folder = model_folder("llama")
-    runner = runner_of(folder, TorchAttention(), 16)
+    runner = runner_of(folder, backend, 16)
     sequences = [ids_of(length, length) for length in (2, 300, 90)]
     tables = [pages_of(16, 0, 2), pages_of(16, 1, 300), pages_of(16, 25, 90)]
     for ids, table in zip(sequences, tables, strict=True):
@@ -87,10 +107,11 @@ def test_rows_of_very_different_length_decode_together(model_folder: Folder) -> 
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_prompt_scores_are_logprobs_of_the_reference(model_folder: Folder) -> None:
+@pytest.mark.parametrize("backend", ["torch", "kernels"])
+def test_prompt_scores_are_logprobs_of_the_reference(model_folder: Folder, backend: str) -> None:
     folder = model_folder("llama")
     ids = ids_of(100, 5)
-    runner = runner_of(folder, TorchAttention(), 16)
+    runner = runner_of(folder, backend, 16)
     span = ScoreSpan(0, 4, np.array(ids[5:95]), 5, top=3)
     (scoring,) = runner.forward(batch_of([(ids, 0, pages_of(16, 0, 100))], scores=(span,))).scores
     scores = scoring.read()
@@ -100,11 +121,82 @@ def test_prompt_scores_are_logprobs_of_the_reference(model_folder: Folder) -> No
     assert scores.top_ids.tolist() == expected.topk(3).indices.tolist()
 
 
-def test_bfloat16_is_near_float32(model_folder: Folder) -> None:
-    folder = model_folder("qwen3")
+@pytest.mark.parametrize("backend", ["torch", "kernels"])
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_bfloat16_is_near_float32(model_folder: Folder, backend: str, name: str) -> None:
+    """Untied in the second: the embedding is a weight of its own."""
+    folder = model_folder(name)
     ids = ids_of(24, 6)
-    decoder = load_decoder(folder, torch.bfloat16, CPU)
-    runner = make_runner(decoder, PoolSize(16, tokens=64))
+    if backend == "kernels":
+        runner = make_runner(load_native(folder, torch.bfloat16, kernels()), PoolSize(16, tokens=64))
+    else:
+        runner = make_runner(load_decoder(folder, torch.bfloat16, CPU), PoolSize(16, tokens=64))
     logits = runner.forward(batch_of([(ids, 0, [0, 1])], every=True)).logits
     expected = reference_logits(folder, ids)
     assert torch.nn.functional.cosine_similarity(logits, expected, dim=-1).min() > 0.99
+
+
+@pytest.mark.parametrize("level", LEVEL_NAMES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+def test_a_rows_logits_are_the_same_bit_for_bit_whatever_is_computed_beside_it(
+    model_folder: Folder, name: str, dtype: torch.dtype, level: str
+) -> None:
+    """In chunks of any size, beside any others, on any pages."""
+    draw = np.random.default_rng(8)
+    decoder = load_native(model_folder(name), dtype, kernels(level))
+    sequences = [ids_of(int(draw.integers(30, 60)), seed) for seed in range(6)]
+    alone = []
+    for ids in sequences:
+        runner = make_runner(decoder, PoolSize(4, tokens=512))
+        alone.append(runner.forward(batch_of([(ids, 0, pages_of(4, 1, len(ids)))], every=True)).logits)
+    for _ in range(3):
+        runner = make_runner(decoder, PoolSize(4, tokens=512))
+        tables = [pages_of(4, 16 * number, len(ids)) for number, ids in enumerate(sequences)]
+        done = [0] * len(sequences)
+        while any(at < len(ids) for at, ids in zip(done, sequences, strict=True)):
+            rows, which = [], []
+            for number in draw.permutation(len(sequences)).tolist():
+                left = len(sequences[number]) - done[number]
+                if left == 0 or draw.random() < 0.3:
+                    continue
+                count = 1 if draw.random() < 0.5 else int(draw.integers(1, left + 1))
+                rows.append((sequences[number][done[number] : done[number] + count], done[number], tables[number]))
+                which.append((number, done[number] + count))
+            if not rows:
+                continue
+            logits = runner.forward(batch_of(rows)).logits
+            for (number, end), row in zip(which, logits, strict=True):
+                assert torch.equal(row, alone[number][end - 1])
+                done[number] = end
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_what_is_not_a_number_stays_in_its_row_until_its_pages_are_scrubbed(
+    model_folder: Folder, dtype: torch.dtype
+) -> None:
+    decoder = load_native(model_folder("qwen3"), dtype, kernels())
+    compute = NativeCompute(decoder, 8, 16)
+    runner = TorchRunner(compute)
+    rows = [(ids_of(20, 1), 0, [0, 1]), (ids_of(20, 2), 0, [2, 3])]
+    runner.forward(batch_of(rows))
+    after = batch_of([([5], 20, [0, 1]), ([6], 20, [2, 3])])
+    expected = runner.forward(after).logits
+    compute._values[1][2] = float("nan")
+    logits = runner.forward(after).logits
+    assert torch.equal(logits[0], expected[0])
+    assert logits[1].isnan().all()
+    runner.scrub(np.array([2, 3]))
+    # Whoever gets the page next reads of it only what it wrote, though the kernels look at all of its positions.
+    assert torch.equal(runner.forward(batch_of([(ids_of(20, 1), 0, [2, 0])])).logits[0], expected_alone(decoder))
+
+
+def expected_alone(decoder: NativeDecoder) -> torch.Tensor:
+    """Logits of the first of these rows, on clean pages."""
+    return make_runner(decoder, PoolSize(16, tokens=64)).forward(batch_of([(ids_of(20, 1), 0, [0, 1])])).logits[0]
+
+
+@pytest.mark.parametrize("name", ["mistral-window", "qwen2-window"])
+def test_models_the_kernels_cant_compute_are_refused(model_folder: Folder, name: str) -> None:
+    with pytest.raises(UnsupportedModel, match="sliding windows"):
+        load_native(model_folder(name), torch.float32, kernels())

@@ -81,6 +81,6 @@ def ample(model_folder: Folder) -> Outputs:
 def test_sampled_tokens_are_the_same_when_rows_give_way(
     model_folder: Folder, ample: Outputs, page_size: int, depth: int
 ) -> None:
-    outputs, retractions = play(model_folder("qwen3"), page_size, 160, depth)
+    outputs, retractions = play(model_folder("qwen3"), page_size, 144, depth)
     assert retractions >= WAVES
     assert outputs == ample

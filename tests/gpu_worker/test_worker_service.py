@@ -152,7 +152,7 @@ def test_drain_waits_for_live_sequences_then_says_goodbye() -> None:
         ("--device", {"device": "tpu"}),
         ("--page-size", {"page_size": 24}),
         ("--kv-tokens", {"kv_tokens": 20}),
-        ("--kv-memory-gb", {"kv_memory_gb": 0.0}),
+        ("--kv-memory-gb", {"kv_memory_gb": -1.0}),
         ("--max-rows", {"max_rows": 0}),
         ("--max-step-tokens", {"max_step_tokens": 64}),
         ("--max-context", {"max_context": 3}),

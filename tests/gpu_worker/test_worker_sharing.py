@@ -15,6 +15,7 @@ from torch import Tensor
 
 from phloem_gpu_worker.attention import AttentionBackend, ReferenceAttention
 from phloem_gpu_worker.attention_torch import TorchAttention
+from phloem_gpu_worker.compute import TorchCompute
 from phloem_gpu_worker.core import Limits, WorkerCore
 from phloem_gpu_worker.launched import Launched
 from phloem_gpu_worker.load import PoolSize, load_decoder, make_runner
@@ -78,7 +79,9 @@ def core_over(
     """A core whose pool is full of large numbers, so that whoever reads what is not written yet draws something else."""
     decoder = load_decoder(folder, dtype, torch.device("cpu"))
     runner = make_runner(decoder, PoolSize(page_size, 64 * page_size), attention)
-    for pages in (*runner._pool.keys, *runner._pool.values):
+    assert isinstance(runner._compute, TorchCompute)
+    pool = runner._compute._pool
+    for pages in (*pool.keys, *pool.values):
         pages[:-1] = 1e4
     return WorkerCore(Recorder(runner), Limits(slots=8), EOS, 512, None)
 

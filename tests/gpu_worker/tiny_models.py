@@ -11,7 +11,7 @@ import torch
 VOCAB = 300
 _SMALL: dict[str, Any] = {
     "vocab_size": VOCAB,
-    "hidden_size": 48,
+    "hidden_size": 96,
     "intermediate_size": 80,
     "num_hidden_layers": 3,
     "num_attention_heads": 6,

@@ -12,7 +12,7 @@ from phloem_bus.run import add_probe, config_errors, run_service
 from phloem_proto.subjects import Role
 
 with extras.extra("gpu-worker"):
-    from .config import WorkerConfig
+    from .config import KERNELS, WorkerConfig
     from .service import WorkerService
 
 _MODEL = "Model"
@@ -49,7 +49,12 @@ KvTokens = Annotated[
 ]
 KvMemory = Annotated[
     float,
-    typer.Option("--kv-memory-gb", envvar="PHLOEM_KV_MEMORY_GB", help="Memory of the KV pool.", rich_help_panel=_MODEL),
+    typer.Option(
+        "--kv-memory-gb",
+        envvar="PHLOEM_KV_MEMORY_GB",
+        help="Memory of the KV pool; 0 = chosen from what is free.",
+        rich_help_panel=_MODEL,
+    ),
 ]
 MaxRows = Annotated[
     int,
@@ -79,6 +84,33 @@ ThreadCount = Annotated[
         "--threads", envvar="PHLOEM_THREADS", help="CPU threads of the model; 0 = automatic.", rich_help_panel=_MODEL
     ),
 ]
+KernelsName = Annotated[
+    str,
+    typer.Option(
+        "--kernels",
+        envvar="PHLOEM_KERNELS",
+        help=f"Who computes on the CPU: {', '.join(KERNELS)}.",
+        rich_help_panel=_MODEL,
+    ),
+]
+Quantize = Annotated[
+    str,
+    typer.Option(
+        "--quantize",
+        envvar="PHLOEM_QUANTIZE",
+        help="Weights in int8 or int4, as stored in the file, or none.",
+        rich_help_panel=_MODEL,
+    ),
+]
+CoreList = Annotated[
+    str,
+    typer.Option(
+        "--cores",
+        envvar="PHLOEM_CORES",
+        help="Cores that threads are bound to, such as 0-3,8; empty = unbound.",
+        rich_help_panel=_MODEL,
+    ),
+]
 _DEFAULT = WorkerConfig()
 
 
@@ -96,6 +128,9 @@ def serve(
     max_step_tokens: MaxStepTokens = _DEFAULT.max_step_tokens,
     max_context: MaxContext = _DEFAULT.max_context,
     threads: ThreadCount = _DEFAULT.threads,
+    kernels: KernelsName = _DEFAULT.kernels,
+    quantize: Quantize = _DEFAULT.quantize,
+    cores: CoreList = _DEFAULT.cores,
     nats_url: options.NatsUrl = options.NATS_URL,
     nats_user: options.NatsUser = "",
     nats_password_file: options.NatsPasswordFile = None,
@@ -117,7 +152,19 @@ def serve(
         return
     with config_errors():
         config = WorkerConfig(
-            model, dtype, device, page_size, kv_tokens, kv_memory_gb, max_rows, max_step_tokens, max_context, threads
+            model=model,
+            dtype=dtype,
+            device=device,
+            page_size=page_size,
+            kv_tokens=kv_tokens,
+            kv_memory_gb=kv_memory_gb,
+            max_rows=max_rows,
+            max_step_tokens=max_step_tokens,
+            max_context=max_context,
+            threads=threads,
+            kernels=kernels,
+            quantize=quantize,
+            cores=cores,
         )
         common = options.CommonOptions.of(
             Role.WORKER,

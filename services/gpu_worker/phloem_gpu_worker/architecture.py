@@ -17,6 +17,21 @@ class RopeScaling:
 
 
 @dataclass(frozen=True, slots=True)
+class Projections:
+    """Matrices of one block that read the same input and are held as one."""
+
+    part: str
+    """``self_attn`` | ``mlp``"""
+    projections: tuple[str, ...]
+    outputs: tuple[int, ...]
+    inputs: int
+
+    def names(self, layer: str) -> tuple[str, ...]:
+        """The weights' canonical names in a block called ``layer``."""
+        return tuple(f"{layer}.{self.part}.{projection}.weight" for projection in self.projections)
+
+
+@dataclass(frozen=True, slots=True)
 class Architecture:
     """Shapes and switches of one model. All sizes count elements; ``windows`` has one entry per layer."""
 
@@ -42,6 +57,17 @@ class Architecture:
     def qkv_rows(self) -> tuple[int, int, int]:
         """Output sizes of the q, k and v projections, fused in this order."""
         return self.heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.head_dim
+
+    @property
+    def projections(self) -> dict[str, Projections]:
+        """The matrices of a block, by what they are fused to."""
+        hidden, inner = self.hidden_size, self.intermediate_size
+        return {
+            "qkv": Projections("self_attn", ("q_proj", "k_proj", "v_proj"), self.qkv_rows, hidden),
+            "out": Projections("self_attn", ("o_proj",), (hidden,), self.heads * self.head_dim),
+            "gate_up": Projections("mlp", ("gate_proj", "up_proj"), (inner, inner), hidden),
+            "down": Projections("mlp", ("down_proj",), (hidden,), inner),
+        }
 
     @property
     def kv_bytes_per_token(self) -> int:

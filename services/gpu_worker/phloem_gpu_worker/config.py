@@ -6,8 +6,13 @@ from dataclasses import dataclass
 
 from phloem_bus.errors import ConfigError
 
+from .cores import parse_cores
+from .kernels.build import level_names
+from .loading import QUANTISATIONS
+
 DTYPES = ("auto", "bfloat16", "float32")
 DEVICES = ("auto", "cpu", "cuda")
+KERNELS = ("auto", "torch", *level_names())
 STAND_IN = "stand-in:"
 """Prefix of a model that is none: ``stand-in:8`` takes 8 ms per step and draws hashes."""
 
@@ -25,7 +30,8 @@ class WorkerConfig:
     """Tokens per KV page, a power of two."""
     kv_tokens: int = 0
     """Tokens the KV pool holds; 0 = what ``kv_memory_gb`` hold."""
-    kv_memory_gb: float = 2.0
+    kv_memory_gb: float = 0.0
+    """GiB of the KV pool; 0 = half of what is free once the model is loaded, but no more than its default rows use."""
     max_rows: int = 64
     """Sequences that run at once."""
     max_step_tokens: int = 2048
@@ -33,11 +39,19 @@ class WorkerConfig:
     max_context: int = 0
     """Most tokens of a sequence; 0 = what the model's files say."""
     threads: int = 0
-    """CPU threads of the model; 0 = torch's choice."""
+    """CPU threads of the model; 0 = one for each core that this process may use."""
+    kernels: str = "auto"
+    """Who computes on the CPU: one of `KERNELS`. auto = the best compiled kernels there can be, else torch."""
+    quantize: str = "none"
+    """How matrices are held: one of `QUANTISATIONS`."""
+    cores: str = ""
+    """Cores that the kernels' threads are bound to, one each, such as ``0-3,8``; empty = wherever the system puts them."""
 
     def __post_init__(self) -> None:
         _one_of("--dtype", self.dtype, DTYPES)
         _one_of("--device", self.device, DEVICES)
+        _one_of("--kernels", self.kernels, KERNELS)
+        _one_of("--quantize", self.quantize, QUANTISATIONS)
         _check(bool(self.model.strip()), "--model", "must not be empty")
         size = self.page_size
         _check(1 <= size <= 1024 and size & (size - 1) == 0, "--page-size", f"a power of two up to 1024, not {size}")
@@ -46,7 +60,7 @@ class WorkerConfig:
             "--kv-tokens",
             f"0, or at least two pages ({2 * size}), not {self.kv_tokens}",
         )
-        _check(0 < self.kv_memory_gb <= 4096, "--kv-memory-gb", f"between 0 and 4096, not {self.kv_memory_gb:g}")
+        _check(0 <= self.kv_memory_gb <= 4096, "--kv-memory-gb", f"between 0 and 4096, not {self.kv_memory_gb:g}")
         _check(1 <= self.max_rows <= 4096, "--max-rows", f"between 1 and 4096, not {self.max_rows}")
         _check(
             self.max_rows + size <= self.max_step_tokens <= 65536,
@@ -59,6 +73,11 @@ class WorkerConfig:
             f"0, or at least 16, not {self.max_context}",
         )
         _check(0 <= self.threads <= 1024, "--threads", f"between 0 and 1024, not {self.threads}")
+        if self.cores:
+            try:
+                parse_cores(self.cores)
+            except ValueError as error:
+                raise ConfigError("--cores", str(error)) from None
         _check(self.stand_in_s is None or 0 <= self.stand_in_s <= 10, "--model", "stand-in steps take 0 to 10000 ms")
 
     @property

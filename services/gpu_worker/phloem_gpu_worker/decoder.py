@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .architecture import Architecture
-from .errors import BadWeights
+from .architecture import Architecture, Projections
 from .linear import Linear, linear
+from .loading import Loader
 from .rope import angles, frequencies, rotate
 from .weights import WeightSource
 
@@ -89,47 +89,30 @@ def build(
     Raises:
         BadWeights: one is missing or has another shape than ``arch`` says.
     """
-    load = _Loader(source, dtype, device)
+    load = Loader(source, dtype, device)
     layers = [_layer(arch, load, f"layers.{index}") for index in range(arch.layers)]
-    embedding = load("embed_tokens.weight", (arch.vocab_size, arch.hidden_size))
+    embedding = load.dense("embed_tokens.weight", (arch.vocab_size, arch.hidden_size))
     tied = arch.tied_embeddings or not source.has("lm_head.weight")
-    head = embedding if tied else load("lm_head.weight", (arch.vocab_size, arch.hidden_size))
-    norm = load("norm.weight", (arch.hidden_size,))
+    head = embedding if tied else load.dense("lm_head.weight", (arch.vocab_size, arch.hidden_size))
+    norm = load.dense("norm.weight", (arch.hidden_size,))
     return Decoder(arch, embedding, layers, norm, linear(head), frequencies(arch, factors).to(device))
 
 
-class _Loader:
-    """Fetches one weight, checks its shape, converts it."""
+def _layer(arch: Architecture, load: Loader, name: str) -> Layer:
+    hidden = arch.hidden_size
 
-    def __init__(self, source: WeightSource, dtype: torch.dtype, device: torch.device) -> None:
-        self._source = source
-        self._dtype = dtype
-        self._device = device
+    def fused(projections: Projections) -> Linear:
+        names, outputs, inputs = projections.names(name), projections.outputs, projections.inputs
+        weights = [load.dense(one, (rows, inputs)) for one, rows in zip(names, outputs, strict=True)]
+        return linear(torch.cat(weights), load.bias(names, outputs))
 
-    def __call__(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        weight = self._source.get(name)
-        if tuple(weight.shape) != shape:
-            raise BadWeights(f"weight {name} has shape {tuple(weight.shape)}, not {shape}")
-        return weight.to(device=self._device, dtype=self._dtype)
-
-    def fused(self, prefix: str, names: tuple[str, ...], rows: tuple[int, ...], columns: int) -> Linear:
-        """Projections ``prefix.name`` stacked into one layer, with their biases if the files have them."""
-        weights = [self(f"{prefix}.{name}.weight", (n, columns)) for name, n in zip(names, rows, strict=True)]
-        if not self._source.has(f"{prefix}.{names[0]}.bias"):
-            return linear(torch.cat(weights))
-        biases = [self(f"{prefix}.{name}.bias", (n,)) for name, n in zip(names, rows, strict=True)]
-        return linear(torch.cat(weights), torch.cat(biases))
-
-
-def _layer(arch: Architecture, load: _Loader, name: str) -> Layer:
-    hidden, inner = arch.hidden_size, arch.intermediate_size
     return Layer(
-        input_norm=load(f"{name}.input_layernorm.weight", (hidden,)),
-        qkv=load.fused(f"{name}.self_attn", ("q_proj", "k_proj", "v_proj"), arch.qkv_rows, hidden),
-        out=load.fused(f"{name}.self_attn", ("o_proj",), (hidden,), arch.heads * arch.head_dim),
-        post_norm=load(f"{name}.post_attention_layernorm.weight", (hidden,)),
-        gate_up=load.fused(f"{name}.mlp", ("gate_proj", "up_proj"), (inner, inner), hidden),
-        down=load.fused(f"{name}.mlp", ("down_proj",), (hidden,), inner),
-        q_norm=load(f"{name}.self_attn.q_norm.weight", (arch.head_dim,)) if arch.qk_norm else None,
-        k_norm=load(f"{name}.self_attn.k_norm.weight", (arch.head_dim,)) if arch.qk_norm else None,
+        input_norm=load.dense(f"{name}.input_layernorm.weight", (hidden,)),
+        qkv=fused(arch.projections["qkv"]),
+        out=fused(arch.projections["out"]),
+        post_norm=load.dense(f"{name}.post_attention_layernorm.weight", (hidden,)),
+        gate_up=fused(arch.projections["gate_up"]),
+        down=fused(arch.projections["down"]),
+        q_norm=load.dense(f"{name}.self_attn.q_norm.weight", (arch.head_dim,)) if arch.qk_norm else None,
+        k_norm=load.dense(f"{name}.self_attn.k_norm.weight", (arch.head_dim,)) if arch.qk_norm else None,
     )

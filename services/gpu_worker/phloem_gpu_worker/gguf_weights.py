@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
+from numpy.typing import NDArray
 from torch import Tensor
 
 from phloem_model.errors import ModelBroken
@@ -20,6 +21,8 @@ from phloem_model.gguf_header import TensorInfo, read_header
 
 from .architecture import Architecture, RopeScaling
 from .errors import BadWeights, UnsupportedModel
+from .gguf_blocks import GROUPED
+from .grouped import Grouped
 
 LAYER_NAMES = {
     "self_attn.q_proj": "attn_q",
@@ -64,11 +67,34 @@ class GgufSource:
         if stored not in self._tensors:
             raise BadWeights(f"weight {name} is missing")
         weight = self._dequantised(stored)
-        if self.architecture.family == "llama" and stored.startswith("blk."):
-            heads = {"attn_q": self.architecture.heads, "attn_k": self.architecture.kv_heads}.get(stored.split(".")[2])
-            if heads is not None:
-                weight = _unpermute(weight, heads)
-        return weight
+        heads = self._permuted(stored)
+        return weight if heads is None else _unpermute(weight, heads)
+
+    def quantised(self, name: str) -> bool:
+        kind = GGMLQuantizationType(self._tensors[_stored_name(name)].kind)
+        return kind not in (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16)
+
+    def grouped(self, name: str) -> Grouped | None:
+        """The weight's own numbers: Q4_0, Q4_1 and Q8_0 only."""
+        stored = _stored_name(name)
+        if stored not in self._tensors:
+            raise BadWeights(f"weight {name} is missing")
+        info = self._tensors[stored]
+        kind, block, size = _layout(stored, info)
+        if kind not in GROUPED or len(info.shape) != 2:
+            return None
+        blocks = self._raw(stored, info, block, size).reshape(*info.shape[:-1], -1, size)
+        weight = GROUPED[kind](np.array(blocks))
+        heads = self._permuted(stored)
+        if heads is None:
+            return weight
+        return weight.rows(_unpermute(torch.arange(info.shape[0]), heads))
+
+    def _permuted(self, stored: str) -> int | None:
+        """The number of heads whose rows the converter reordered, if this is such a weight."""
+        if self.architecture.family != "llama" or not stored.startswith("blk."):
+            return None
+        return {"attn_q": self.architecture.heads, "attn_k": self.architecture.kv_heads}.get(stored.split(".")[2])
 
     def rope_factors(self) -> Tensor | None:
         """Divisors of the rotary frequencies: float32 [head_dim / 2], or None."""
@@ -81,15 +107,21 @@ class GgufSource:
         info = self._tensors[stored]
         kind, block, size = _layout(stored, info)
         blocks = info.elements // block
-        raw = self._bytes[info.offset : info.offset + blocks * size]
-        if raw.size < blocks * size:
-            raise BadWeights(f"weight {stored} is cut short")
+        raw = self._raw(stored, info, block, size)
         weight = np.empty((blocks, block), np.float32)
         step = max(1, GROUP // block)
         for first in range(0, blocks, step):
             group = raw[first * size : (first + step) * size]
             weight[first : first + step] = dequantize(group[None], kind).reshape(-1, block)
         return torch.from_numpy(weight.reshape(info.shape))
+
+    def _raw(self, stored: str, info: TensorInfo, block: int, size: int) -> NDArray[np.uint8]:
+        """A tensor's bytes."""
+        end = info.offset + info.elements // block * size
+        raw = self._bytes[info.offset : end]
+        if info.offset + raw.size < end:
+            raise BadWeights(f"weight {stored} is cut short")
+        return raw
 
     def _read_architecture(self) -> Architecture:
         stored = self._value("general.architecture", "")

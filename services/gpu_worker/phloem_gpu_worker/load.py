@@ -6,18 +6,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from .architecture import Architecture
 from .attention import AttentionBackend
 from .attention_torch import TorchAttention
+from .compute import TorchCompute
 from .decoder import Decoder, build
 from .errors import UnsupportedModel
 from .gguf_weights import GgufSource
 from .hf_config import read_config
+from .kernels.team import Kernels
 from .kv_pool import KvPool
 from .linear import can_pack
+from .native import NativeCompute, NativeDecoder, build_native
 from .runner import TorchRunner
-from .weights import SafetensorsSource
+from .weights import SafetensorsSource, WeightSource
 
 MOST_DEFAULT_TOKENS = 131_072
 """Tokens a pool sized by memory may have: more than any batch of the default rows uses, and small models would otherwise take all memory."""
@@ -38,25 +42,50 @@ class PoolSize:
         return tokens // self.page_size
 
 
-def load_decoder(weights: Path, dtype: torch.dtype, device: torch.device) -> Decoder:
+@dataclass(frozen=True, slots=True)
+class Files:
+    """A model's files, opened: what it is, its weights, and divisors of its rotary frequencies if they are stored."""
+
+    arch: Architecture
+    source: WeightSource
+    factors: Tensor | None
+
+
+def open_files(weights: Path) -> Files:
     """The model in a ``.gguf`` file, or in a folder with ``config.json`` and safetensors.
 
     Raises:
-        UnsupportedModel, BadWeights: the files are no model that this decoder computes.
+        UnsupportedModel, BadWeights: the files are no model that these decoders compute.
     """
     if weights.is_dir():
-        return build(read_config(weights), SafetensorsSource(weights), dtype, device)
+        return Files(read_config(weights), SafetensorsSource(weights), None)
     if weights.suffix == ".gguf":
         source = GgufSource(weights)
-        return build(source.architecture, source, dtype, device, source.rope_factors())
+        return Files(source.architecture, source, source.rope_factors())
     raise UnsupportedModel("weights must be a .gguf file or a folder with config.json and safetensors")
 
 
-def make_runner(decoder: Decoder, size: PoolSize, attention: AttentionBackend | None = None) -> TorchRunner:
-    """A runner with an empty pool; the default attention is `TorchAttention`."""
+def load_decoder(weights: Path, dtype: torch.dtype, device: torch.device) -> Decoder:
+    """The model at ``weights``, to be computed by torch. Raises as `open_files`."""
+    files = open_files(weights)
+    return build(files.arch, files.source, dtype, device, files.factors)
+
+
+def load_native(weights: Path, dtype: torch.dtype, kernels: Kernels, quantisation: str = "none") -> NativeDecoder:
+    """The model at ``weights``, to be computed by ``kernels``. Raises as `open_files`, and `UnsupportedModel` if they can't."""
+    files = open_files(weights)
+    return build_native(files.arch, files.source, dtype, kernels, files.factors, quantisation)
+
+
+def make_runner(
+    decoder: Decoder | NativeDecoder, size: PoolSize, attention: AttentionBackend | None = None
+) -> TorchRunner:
+    """A runner with an empty pool; what torch computes has `TorchAttention` by default."""
     pages = size.pages(decoder.arch, decoder.dtype)
+    if isinstance(decoder, NativeDecoder):
+        return TorchRunner(NativeCompute(decoder, pages, size.page_size))
     pool = KvPool(decoder.arch, pages, size.page_size, decoder.dtype, decoder.device)
-    return TorchRunner(decoder, pool, attention or TorchAttention())
+    return TorchRunner(TorchCompute(decoder, pool, attention or TorchAttention()))
 
 
 def pick_device(name: str) -> torch.device:

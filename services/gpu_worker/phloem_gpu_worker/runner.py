@@ -7,15 +7,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from .attention import AttentionBackend
 from .batch import Batch, Ints, ScoreSpan
-from .decoder import Decoder
+from .compute import Compute
 from .draws import Drawn, Wanted
-from .kv_pool import KvPool
 from .logprobs import Scores, SpanScoring, score
 from .sampler import draw
 from .timeline import CudaTimeline, HostTimeline, Timeline
@@ -109,23 +106,21 @@ class TorchForward:
 
 
 class TorchRunner:
-    """A `Decoder`, its pool and an attention backend."""
+    """Runs a `Compute`, and draws with torch."""
 
-    def __init__(self, decoder: Decoder, pool: KvPool, attention: AttentionBackend) -> None:
-        self._decoder = decoder
-        self._pool = pool
-        self._attention = attention
-        self._device = decoder.device
+    def __init__(self, compute: Compute) -> None:
+        self._compute = compute
+        self._device = compute.device
         self._timeline: Timeline = HostTimeline() if self._device.type == "cpu" else CudaTimeline(self._device)
         self._newest = torch.zeros(_MOST_SLOTS, dtype=torch.int64, device=self._device)
         self._last_end: Any = None
 
     @property
     def capacity(self) -> Capacity:
-        arch = self._decoder.arch
-        dtype = str(self._decoder.dtype).removeprefix("torch.")
+        compute, arch = self._compute, self._compute.arch
+        dtype = str(compute.dtype).removeprefix("torch.")
         return Capacity(
-            self._pool.pages, self._pool.page_size, arch.context_length, arch.vocab_size, dtype, str(self._device)
+            compute.pages, compute.page_size, arch.context_length, arch.vocab_size, dtype, str(self._device)
         )
 
     @property
@@ -136,16 +131,9 @@ class TorchRunner:
     def forward(self, batch: Batch) -> TorchForward:
         """See `Runner.forward`."""
         began = self._timeline.mark()
-        addresses = self._to_device(self._addresses(batch))
-        attend_layer = self._attention.prepare(batch, self._pool, self._decoder.arch.windows)
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            self._pool.store(layer, addresses, k, v)
-            return attend_layer(layer, q)
-
-        hidden = self._decoder.hidden(self._tokens(batch.tokens), self._to_device(batch.positions), attend)
+        hidden = self._compute.hidden(batch, self._tokens(batch.tokens))
         scores = tuple(self._score(hidden, span) for span in batch.scores)
-        logits = self._decoder.logits(hidden.index_select(0, self._to_device(batch.logits_at)))
+        logits = self._compute.logits(hidden.index_select(0, self._to_device(batch.logits_at)))
         ended = self._timeline.mark()
         return TorchForward(logits, scores, began, ended, lambda: self._timeline.passed(ended))
 
@@ -176,7 +164,7 @@ class TorchRunner:
 
     @torch.inference_mode()
     def scrub(self, pages: Ints) -> None:
-        self._pool.scrub(self._to_device(pages))
+        self._compute.scrub(self._to_device(pages))
 
     def drain(self) -> None:
         self._timeline.drain()
@@ -191,18 +179,12 @@ class TorchRunner:
             return given
         return torch.where(given < 0, self._newest[(-1 - given).clamp(min=0)], given)
 
-    def _addresses(self, batch: Batch) -> Ints:
-        """Flat pool address of each token [T]."""
-        rows = np.repeat(np.arange(len(batch.counts)), batch.counts)
-        size = self._pool.page_size
-        return batch.tables[rows, batch.positions // size] * size + batch.positions % size
-
     def _score(self, hidden: Tensor, span: ScoreSpan) -> SpanScoring:
         parts = []
         for begin in range(0, len(span.targets), _SCORED_AT_ONCE):
             some = self._to_device(span.targets[begin : begin + _SCORED_AT_ONCE])
             at = span.first + begin
-            parts.append(score(self._decoder.logits(hidden[at : at + len(some)]), some, span.top))
+            parts.append(score(self._compute.logits(hidden[at : at + len(some)]), some, span.top))
         return SpanScoring(span.targets, span.top, tuple(parts))
 
     def _to_device(self, values: Ints) -> Tensor:

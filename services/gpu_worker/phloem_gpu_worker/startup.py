@@ -12,13 +12,16 @@ from phloem_bus.errors import ConfigError
 from phloem_model import ModelError, ModelFiles, resolve
 from phloem_proto.messages import Profile, WorkerProfile
 
+from .choices import pick_kernels, pick_pool, pick_threads
 from .config import WorkerConfig
 from .core import Limits, WorkerCore
+from .decoder import Decoder, build
 from .errors import WorkerError
 from .grammar_desk import GrammarDesk
 from .keys import SAMPLER_VERSION
-from .load import PoolSize, load_decoder, make_runner, pick_device, pick_dtype
+from .load import make_runner, open_files, pick_device, pick_dtype
 from .matchers import Engines
+from .native import NativeDecoder, build_native
 from .runner import Runner
 from .stand_in import StandInRunner
 from .threads import DaemonPool
@@ -52,8 +55,6 @@ def load(config: WorkerConfig, served_name: str, runner: Runner | None = None) -
         runner = StandInRunner(config.stand_in_s, page_size=config.page_size)
     if runner is not None:
         return _without_model(config, served_name, runner)
-    if config.threads:
-        torch.set_num_threads(config.threads)
     try:
         files = resolve(config.model)
         runner = _load_runner(config, files)
@@ -68,17 +69,41 @@ def _load_runner(config: WorkerConfig, files: ModelFiles) -> Runner:
     began = time.perf_counter()
     device = pick_device(config.device)
     dtype = pick_dtype(config.dtype, device)
-    decoder = load_decoder(files.weights, dtype, device)
-    size = PoolSize(config.page_size, config.kv_tokens or None, int(config.kv_memory_gb * 2**30))
-    if size.pages(decoder.arch, dtype) < 2:
-        raise ConfigError("--kv-memory-gb", "does not hold two pages of this model")
+    opened = open_files(files.weights)
+    threads = pick_threads(config)
+    torch.set_num_threads(threads.count)
+    computing = pick_kernels(config, opened.arch, dtype, device, threads)
+    decoder: Decoder | NativeDecoder
+    if computing.kernels is None:
+        decoder = build(opened.arch, opened.source, dtype, device, opened.factors)
+        if computing.reason != "--kernels torch" and device.type == "cpu":
+            _log.warning("torch computes, which is slower: %s", computing.reason)
+    else:
+        decoder = build_native(opened.arch, opened.source, dtype, computing.kernels, opened.factors, config.quantize)
+    size = pick_pool(config, decoder.arch, dtype)
     runner = make_runner(decoder, size)
-    seconds = time.perf_counter() - began
-    tokens = runner.capacity.pages * config.page_size
     _log.info(
-        "loaded %s (%s on %s) in %.1f s; KV for %d tokens", files.name, runner.capacity.dtype, device, seconds, tokens
+        "loaded %s in %.1f s: %s%s on %s with %s and %d threads (%s); KV for %d tokens in %.2f GiB (%s)",
+        files.name,
+        time.perf_counter() - began,
+        runner.capacity.dtype,
+        "" if config.quantize == "none" else f", weights {config.quantize}",
+        device,
+        "torch" if computing.kernels is None else f"{computing.kernels.level} kernels",
+        threads.count,
+        threads.reason,
+        runner.capacity.pages * config.page_size,
+        runner.capacity.pages * config.page_size * decoder.arch.kv_bytes_per_token * dtype.itemsize / 2 / 2**30,
+        _why_so_much(config),
     )
     return runner
+
+
+def _why_so_much(config: WorkerConfig) -> str:
+    """Where the size of the pool comes from."""
+    if config.kv_tokens:
+        return "--kv-tokens"
+    return "--kv-memory-gb" if config.kv_memory_gb else "half of what is free, at most what the default rows use"
 
 
 def _desk(files: ModelFiles) -> GrammarDesk:

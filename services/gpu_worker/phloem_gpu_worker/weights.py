@@ -10,6 +10,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from .errors import BadWeights
+from .grouped import Grouped
 
 
 class WeightSource(Protocol):
@@ -19,6 +20,14 @@ class WeightSource(Protocol):
 
     def get(self, name: str) -> Tensor:
         """The weight, in whatever dtype it is stored or dequantised to. Raises `BadWeights` if there is none."""
+        ...
+
+    def quantised(self, name: str) -> bool:
+        """Whether the weight, which there is, is stored in fewer bits than numbers have."""
+        ...
+
+    def grouped(self, name: str) -> Grouped | None:
+        """The weight as it is stored, if that is in groups of 32 with 4 or 8 bits."""
         ...
 
 
@@ -44,6 +53,12 @@ class SafetensorsSource:
         file, stored = self._names[name]
         tensor: Tensor = self._open[file].get_tensor(stored)
         return tensor
+
+    def quantised(self, name: str) -> bool:
+        return False
+
+    def grouped(self, name: str) -> Grouped | None:
+        return None
 
 
 def _keys(tensors: Any) -> list[str]:

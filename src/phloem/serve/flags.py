@@ -116,7 +116,39 @@ KvTokens = Annotated[
 ]
 KvMemory = Annotated[
     float,
-    typer.Option("--kv-memory-gb", envvar="PHLOEM_KV_MEMORY_GB", help="Memory of the KV pool.", rich_help_panel=_BATCH),
+    typer.Option(
+        "--kv-memory-gb",
+        envvar="PHLOEM_KV_MEMORY_GB",
+        help="Memory of the KV pool; 0 = chosen from what is free.",
+        rich_help_panel=_BATCH,
+    ),
+]
+Kernels = Annotated[
+    str,
+    typer.Option(
+        "--kernels",
+        envvar="PHLOEM_KERNELS",
+        help="Who computes on the CPU: auto, torch or a level.",
+        rich_help_panel=_MODEL,
+    ),
+]
+Quantize = Annotated[
+    str,
+    typer.Option(
+        "--quantize",
+        envvar="PHLOEM_QUANTIZE",
+        help="Weights in int8 or int4, as stored in the file, or none.",
+        rich_help_panel=_MODEL,
+    ),
+]
+Cores = Annotated[
+    str,
+    typer.Option(
+        "--cores",
+        envvar="PHLOEM_CORES",
+        help="Cores that threads are bound to; empty = unbound.",
+        rich_help_panel=_MODEL,
+    ),
 ]
 MaxRows = Annotated[
     int, typer.Option("--max-rows", envvar="PHLOEM_MAX_ROWS", help="Sequences at once.", rich_help_panel=_BATCH)

@@ -1,0 +1,303 @@
+// Products of a few rows with a packed weight matrix.
+//
+// Every output element is summed over the columns in their order, in one accumulator (one per group of a quantised weight), whatever the
+// number of rows: a row's result has the same bits alone or beside others. Weights lie in blocks of 32 outputs:
+//   bf16  [outputs / 32][inputs / 2][32][2]
+//   f32   [outputs / 32][inputs][32]
+//   int8  [outputs / 32][inputs / 2][32][2], scales half [outputs / 32][inputs / 32][32]
+//   int4  [outputs / 32][inputs / 32][4][2][32] of 16 bits that hold four values, scales and offsets half [outputs / 32][inputs / 32][32]:
+//         word (q, h, l) of a group holds, from its lowest bits on, the values of output 16h + l / 2 at inputs 8q + 2s + l % 2, s = 0..3.
+#pragma once
+
+#include <algorithm>
+
+#include "abi.h"
+#include "counts.h"
+#include "vec.h"
+
+namespace phloem {
+
+constexpr int BLOCK = 32;     // outputs per block
+constexpr int GROUP = 32;     // inputs that share a scale
+constexpr int MOST_ROWS = MOST_AT_ONCE;
+
+// Accumulators of R rows by B blocks.
+template <int R, int B>
+struct Sums {
+    F16 at[R][2 * B];
+
+    inline void clear() {
+        for (int r = 0; r < R; r++)
+            for (int j = 0; j < 2 * B; j++) at[r][j] = zero();
+    }
+};
+
+template <int AHEAD>
+inline void prefetch(const void* p) {
+    __builtin_prefetch(static_cast<const char*>(p) + AHEAD, 0, 3);
+}
+
+// `x` bf16 [R][stride], `weights` of B consecutive blocks.
+template <int R, int B>
+inline void product_bf16(Sums<R, B>& sums, const bf16* weights, const bf16* x, int stride, int inputs) {
+    const size_t block = size_t(inputs) * BLOCK;
+    for (int k = 0; k < inputs; k += 2) {
+        Pairs w[2 * B];
+#pragma GCC unroll 8
+        for (int j = 0; j < B; j++) {
+            const bf16* here = weights + j * block + size_t(k) * BLOCK;
+            if (R <= 2) {
+                prefetch<2048>(here);
+                prefetch<2112>(here);
+            }
+            w[2 * j] = load_pairs(here);
+            w[2 * j + 1] = load_pairs(here + 32);
+        }
+#pragma GCC unroll 12
+        for (int r = 0; r < R; r++) {
+            const Pairs mine = same_pair(x + size_t(r) * stride + k);
+#pragma GCC unroll 8
+            for (int j = 0; j < 2 * B; j++) sums.at[r][j] = dot(sums.at[r][j], w[j], mine);
+        }
+    }
+}
+
+template <int R, int B>
+inline void product_f32(Sums<R, B>& sums, const float* weights, const float* x, int stride, int inputs) {
+    const size_t block = size_t(inputs) * BLOCK;
+    for (int k = 0; k < inputs; k++) {
+        F16 w[2 * B];
+#pragma GCC unroll 8
+        for (int j = 0; j < B; j++) {
+            const float* here = weights + j * block + size_t(k) * BLOCK;
+            w[2 * j] = load(here);
+            w[2 * j + 1] = load(here + LANES);
+        }
+#pragma GCC unroll 12
+        for (int r = 0; r < R; r++) {
+            const F16 mine = set1(x[size_t(r) * stride + k]);
+#pragma GCC unroll 8
+            for (int j = 0; j < 2 * B; j++) sums.at[r][j] = fma(w[j], mine, sums.at[r][j]);
+        }
+    }
+}
+
+// --- Quantised weights: whole numbers as bf16, which holds them exactly, then one scale per group ----------------------
+
+// Sixteen int8 pairs.
+inline Pairs pairs_of_int8(const int8_t* p) {
+#if defined(PHLOEM_BF16_DOT)
+    const __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+    const __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 16))));
+    return {(__m512i)_mm512_cvtne2ps_pbh(high, low)};
+#else
+    bf16 wide[2 * LANES];
+    for (int i = 0; i < 2 * LANES; i++) wide[i] = bf16(as_bits(float(p[i])) >> 16);
+    return load_pairs(wide);
+#endif
+}
+
+// The `step`-th of the four values in each of 32 words.
+inline Pairs pairs_of_int4(const uint16_t* p, int step) {
+#if defined(PHLOEM_BF16_DOT)
+    // The table is there twice, since bit 4 of an index is the next value's.
+    alignas(64) static const uint16_t values[32] = {
+        0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0x4100, 0x4110, 0x4120, 0x4130, 0x4140, 0x4150, 0x4160, 0x4170,
+        0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0x4100, 0x4110, 0x4120, 0x4130, 0x4140, 0x4150, 0x4160, 0x4170,
+    };
+    const __m512i words = _mm512_srl_epi16(_mm512_loadu_si512(p), _mm_cvtsi32_si128(4 * step));
+    return {_mm512_permutexvar_epi16(words, _mm512_load_si512(values))};
+#else
+    bf16 wide[2 * LANES];
+    for (int i = 0; i < 2 * LANES; i++) wide[i] = bf16(as_bits(float((p[i] >> (4 * step)) & 15)) >> 16);
+    return load_pairs(wide);
+#endif
+}
+
+// How a group of a block becomes pairs: `load(pairs, k)` gives both halves of its k-th pair of inputs.
+struct Int8Group {
+    const int8_t* at;
+    static constexpr size_t size = GROUP * BLOCK;
+    inline void pairs(int k, Pairs& low, Pairs& high) const {
+        low = pairs_of_int8(at + size_t(k) * 2 * BLOCK);
+        high = pairs_of_int8(at + size_t(k) * 2 * BLOCK + BLOCK);
+    }
+};
+
+struct Int4Group {
+    const uint8_t* at;
+    static constexpr size_t size = GROUP * BLOCK / 2;
+    inline void pairs(int k, Pairs& low, Pairs& high) const {
+        const uint16_t* words = reinterpret_cast<const uint16_t*>(at) + size_t(k / 4) * 2 * BLOCK;
+        low = pairs_of_int4(words, k % 4);
+        high = pairs_of_int4(words + BLOCK, k % 4);
+    }
+};
+
+struct WidenedGroup {
+    const bf16* at;
+    inline void pairs(int k, Pairs& low, Pairs& high) const {
+        low = load_pairs(at + size_t(k) * 2 * BLOCK);
+        high = load_pairs(at + size_t(k) * 2 * BLOCK + BLOCK);
+    }
+};
+
+// One group of inputs of one block: its product, scaled, on top of `sums`. `totals` are the sums of each row's inputs in the group, needed
+// where there are offsets.
+template <int R, class Group>
+inline void product_group(
+    Sums<R, 1>& sums, const Group& group, const half* scales, const half* offsets, const bf16* x, int stride, const float* totals,
+    int totals_stride) {
+    Sums<R, 1> part;
+    part.clear();
+#pragma GCC unroll 16
+    for (int k = 0; k < GROUP / 2; k++) {
+        Pairs low, high;
+        group.pairs(k, low, high);
+#pragma GCC unroll 12
+        for (int r = 0; r < R; r++) {
+            const Pairs mine = same_pair(x + size_t(r) * stride + 2 * k);
+            part.at[r][0] = dot(part.at[r][0], low, mine);
+            part.at[r][1] = dot(part.at[r][1], high, mine);
+        }
+    }
+    const F16 scale0 = load_half(scales), scale1 = load_half(scales + LANES);
+    for (int r = 0; r < R; r++) {
+        sums.at[r][0] = fma(part.at[r][0], scale0, sums.at[r][0]);
+        sums.at[r][1] = fma(part.at[r][1], scale1, sums.at[r][1]);
+    }
+    if (offsets == nullptr) return;
+    const F16 offset0 = load_half(offsets), offset1 = load_half(offsets + LANES);
+    for (int r = 0; r < R; r++) {
+        const F16 total = set1(totals[size_t(r) * totals_stride]);
+        sums.at[r][0] = fma(total, offset0, sums.at[r][0]);
+        sums.at[r][1] = fma(total, offset1, sums.at[r][1]);
+    }
+}
+
+// --- One block or several, some rows: `out` f32 [R][B * 32] -----------------------------------------------------------
+
+template <int R, int B>
+inline void put(const Sums<R, B>& sums, float* out, int out_stride) {
+    for (int r = 0; r < R; r++)
+        for (int j = 0; j < 2 * B; j++) store(out + size_t(r) * out_stride + j * LANES, sums.at[r][j]);
+}
+
+// The inputs of a product, and what of them its kind of weight needs.
+struct Inputs {
+    const void* rows;     // bf16 or f32 [T][stride]
+    int stride;
+    const float* totals;  // [T][stride / 32], or null
+};
+
+template <int R, int B>
+void blocks_plain(const PhloemLinear& w, int block, const Inputs& x, int row, float* out, int out_stride) {
+    Sums<R, B> sums;
+    sums.clear();
+    const size_t at = size_t(block) * BLOCK * w.inputs;
+    if (w.kind == PHLOEM_F32)
+        product_f32<R, B>(
+            sums, static_cast<const float*>(w.weights) + at, static_cast<const float*>(x.rows) + size_t(row) * x.stride, x.stride, w.inputs);
+    else
+        product_bf16<R, B>(
+            sums, static_cast<const bf16*>(w.weights) + at, static_cast<const bf16*>(x.rows) + size_t(row) * x.stride, x.stride, w.inputs);
+    put(sums, out, out_stride);
+}
+
+template <int R, class Group, class At>
+void block_grouped(const PhloemLinear& w, int block, const Inputs& x, int row, float* out, int out_stride, At group_at) {
+    Sums<R, 1> sums;
+    sums.clear();
+    const int groups = w.inputs / GROUP;
+    const half* scales = w.scales + size_t(block) * groups * BLOCK;
+    const half* offsets = w.offsets == nullptr ? nullptr : w.offsets + size_t(block) * groups * BLOCK;
+    const bf16* rows = static_cast<const bf16*>(x.rows) + size_t(row) * x.stride;
+    const int totals_stride = x.stride / GROUP;
+    const float* totals = x.totals == nullptr ? nullptr : x.totals + size_t(row) * totals_stride;
+    for (int g = 0; g < groups; g++)
+        product_group<R>(
+            sums, Group{group_at(g)}, scales + size_t(g) * BLOCK, offsets == nullptr ? nullptr : offsets + size_t(g) * BLOCK,
+            rows + size_t(g) * GROUP, x.stride, totals == nullptr ? nullptr : totals + g, totals_stride);
+    put(sums, out, out_stride);
+}
+
+// A block of a quantised weight as bf16 [inputs / 2][32][2], for the many rows that follow.
+inline void widen_block(const PhloemLinear& w, int block, bf16* out) {
+    for (int g = 0; g < w.inputs / GROUP; g++)
+        for (int k = 0; k < GROUP / 2; k++) {
+            Pairs low, high;
+            if (w.kind == PHLOEM_INT8)
+                Int8Group{static_cast<const int8_t*>(w.weights) + (size_t(block) * (w.inputs / GROUP) + g) * Int8Group::size}.pairs(k, low, high);
+            else
+                Int4Group{static_cast<const uint8_t*>(w.weights) + (size_t(block) * (w.inputs / GROUP) + g) * Int4Group::size}.pairs(k, low, high);
+            bf16* to = out + (size_t(g) * GROUP / 2 + k) * 2 * BLOCK;
+            std::memcpy(to, &low, sizeof low);
+            std::memcpy(to + BLOCK, &high, sizeof high);
+        }
+}
+
+template <int R>
+void block_quantised(const PhloemLinear& w, int block, const bf16* widened, const Inputs& x, int row, float* out, int out_stride) {
+    const size_t first = size_t(block) * (w.inputs / GROUP);
+    if (widened != nullptr)
+        block_grouped<R, WidenedGroup>(w, block, x, row, out, out_stride, [&](int g) { return widened + size_t(g) * GROUP * BLOCK; });
+    else if (w.kind == PHLOEM_INT8)
+        block_grouped<R, Int8Group>(w, block, x, row, out, out_stride, [&](int g) {
+            return static_cast<const int8_t*>(w.weights) + (first + g) * Int8Group::size;
+        });
+    else
+        block_grouped<R, Int4Group>(w, block, x, row, out, out_stride, [&](int g) {
+            return static_cast<const uint8_t*>(w.weights) + (first + g) * Int4Group::size;
+        });
+}
+
+constexpr int MOST_BLOCKS = 4;
+// Most rows for which four, or two, blocks at once keep more loads under way.
+constexpr int ROWS_BY_FOUR = MOST_AT_ONCE / 6, ROWS_BY_TWO = MOST_AT_ONCE / 2;
+constexpr int CHUNK = 240;  // rows whose inputs stay in a core's cache while the blocks of a weight pass by
+constexpr int WIDEN_FROM = MOST_AT_ONCE + 1;  // rows from which a quantised block is widened once instead of in every tile
+
+// Part `part` of `parts` of the outputs of a product of `rows` rows. `unit`: blocks that belong together (2 where gate and up alternate).
+// `done(row, rows, block, blocks, out)` takes f32 [rows][MOST_BLOCKS * 32], of which blocks * 32 columns are set.
+// `scratch`: bf16 [unit * inputs * 32] of the calling thread.
+template <class Done>
+void multiply(const PhloemLinear& w, const Inputs& x, int rows, int part, int parts, int unit, bf16* scratch, const Done& done) {
+    alignas(64) float out[MOST_ROWS][MOST_BLOCKS * BLOCK];
+    constexpr int stride = MOST_BLOCKS * BLOCK;
+    const int units = w.blocks / unit;
+    const int from = int(int64_t(units) * part / parts) * unit, to = int(int64_t(units) * (part + 1) / parts) * unit;
+    const bool plain = w.kind == PHLOEM_BF16 || w.kind == PHLOEM_F32;
+    for (int begin = 0; begin < rows; begin += CHUNK) {
+        const int count = std::min(CHUNK, rows - begin);
+        const int tiles = (count + MOST_ROWS - 1) / MOST_ROWS;
+        const int several = plain && count <= ROWS_BY_FOUR ? 4 : plain && count <= ROWS_BY_TWO ? 2 : unit;
+        for (int block = from; block < to;) {
+            int blocks = std::min(several, to - block);
+            if (blocks == 3) blocks = 2;
+            if (blocks % unit) blocks = unit;
+            const bool widen = !plain && count >= WIDEN_FROM;
+            for (int sub = 0; sub < (widen ? blocks : 0); sub++) widen_block(w, block + sub, scratch + size_t(sub) * w.inputs * BLOCK);
+            for (int tile = 0; tile < tiles; tile++) {
+                const int row = begin + count * tile / tiles, size = begin + count * (tile + 1) / tiles - row;
+                with_count(size, [&]<int R>() {
+                    if constexpr (R <= ROWS_BY_FOUR)
+                        if (plain && blocks == 4) return blocks_plain<R, 4>(w, block, x, row, out[0], stride);
+                    if constexpr (R <= ROWS_BY_TWO)
+                        if (plain && blocks == 2) return blocks_plain<R, 2>(w, block, x, row, out[0], stride);
+                    for (int sub = 0; sub < blocks; sub++) {
+                        float* to_here = out[0] + sub * BLOCK;
+                        if (plain)
+                            blocks_plain<R, 1>(w, block + sub, x, row, to_here, stride);
+                        else
+                            block_quantised<R>(
+                                w, block + sub, widen ? scratch + size_t(sub) * w.inputs * BLOCK : nullptr, x, row, to_here, stride);
+                    }
+                });
+                done(row, size, block, blocks, out[0]);
+            }
+            block += blocks;
+        }
+    }
+}
+
+}  // namespace phloem
