@@ -134,6 +134,8 @@ async def test_without_a_credit_the_answer_is_429_before_tokenising() -> None:
             assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
             assert refused.headers["retry-after"] == "5"
             assert len(made.backend.tokenizer.encoded) == 1
+            # Not even read: what a flood sends costs nothing, and is told so before what is wrong with it.
+            assert (await made.post(PATH, {"nonsense": 1})).status_code == 429
             made.backend.scheduler.script.hold.set()  # type: ignore[union-attr]
         assert (await made.post(PATH, BODY)).status_code == 200
 
@@ -192,6 +194,25 @@ async def test_what_ends_while_the_bus_is_down_is_cancelled_once_it_is_back(
         made.backend.broker.start()
         cancel = Cancel(scheduler.opened[0].rid, 1)
         await made.until(lambda: scheduler.cancelled == tokenizer.cancelled == [cancel], timeout_s=1.0)
+
+
+async def test_a_large_call_that_is_aborted_while_it_is_opened_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with world() as made:
+        gateway, added = made.gateway, made.gateway._add
+        made.backend.scheduler.set_load(credit_requests=200)
+        await made.until(lambda: gateway.backends.leader().load.credit_requests == 200)
+        made.backend.scheduler.script = Script(hold=anyio.Event())
+
+        def add(answer: Any, *others: Any) -> None:
+            added(answer, *others)
+            if len(answer.lives) == 20:
+                assert gateway.abort(ANYONE, "mine") == 1
+
+        monkeypatch.setattr(gateway, "_add", add)
+        body = {"input_ids": [[1, 2, 3]] * 100, "sampling_params": {"max_new_tokens": 4}}
+        refused = await made.post("/generate", body, headers={"x-request-id": "mine"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "aborted")
+        assert (gateway.core.live, gateway.admission.held, gateway.admission.requests) == ({}, 0, 0)
 
 
 async def test_before_anybody_is_there_it_is_not_ready() -> None:

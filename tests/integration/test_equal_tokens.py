@@ -45,7 +45,7 @@ def check(running: Running, expected: list[Greedy], at_once: int) -> None:
 
 def check_until_retracted(running: Running, expected: list[Greedy]) -> None:
     """Whether rows meet in the pool depends on when they arrive; ask again, a few times, until some had to give way."""
-    for _ in range(5):
+    for _ in range(12):
         nothing_held(running)  # the scheduler's beat with the count has come by then
         if gauge(running, "phloem_scheduler_retractions_total") > 0:
             return

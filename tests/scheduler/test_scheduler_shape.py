@@ -83,6 +83,20 @@ def test_the_load_shares_credits_among_gateways_and_adds_up() -> None:
     assert told.counters["phloem_scheduler_requests_total"] == 1
 
 
+def test_slots_without_pages_are_not_promised() -> None:
+    """Eight slots, pages for two: once others wait, a third that is let in for a slot would only be refused after tokenising."""
+    world = World(Settings(chunk_tokens=256, max_queued=10, reserve=1.0), profile(page_size=4, slots=8, pages=16))
+    assert load(world.core, gateways=1, grammars=0).credit_requests == 18
+    for number in range(6):
+        world.open([number + 1] * 20, max_tokens=10, ignore_eos=True)
+    world.steps(2)
+    told = load(world.core, gateways=1, grammars=0)
+    assert 0 < told.running < 6
+    assert told.credit_requests == 10 + told.running
+    world.steps(60)
+    assert load(world.core, gateways=1, grammars=0).credit_requests == 18
+
+
 def test_metrics_show_the_invariants() -> None:
     world = World(shape=profile(page_size=4))
     world.open([1] * 20, max_tokens=30, ignore_eos=True)

@@ -69,18 +69,29 @@ class Admission:
         Raises:
             ApiError: ``rate_limit_exceeded`` with the time after which to come back.
         """
+        count, size = len(sizes), sum(sizes)
+        self._require(count, size, load)
+        self.held += count
+        self.requests += count
+        self.waiting_bytes += size
+        return [Ticket(self, size) for size in sizes]
+
+    def check_room(self, load: Load) -> None:
+        """Whether even the smallest request could get in: told before a body is parsed, for that is where a flood's time would go.
+
+        Raises:
+            ApiError: as `take`.
+        """
+        self._require(1, 1, load)
+
+    def _require(self, count: int, size: int, load: Load) -> None:
         retry = (load.retry_after_ms or 1000) / 1000.0
-        count = len(sizes)
         if self.held + count > self.max_live or self.requests + count > load.credit_requests:
             raise ApiError(
                 "rate_limit_exceeded", "Too many requests are being served. Try again later.", retry_after_s=retry
             )
         # A prompt larger than the whole grant still gets in when nothing else waits: otherwise it never would.
-        if self.waiting_bytes and self.waiting_bytes + sum(sizes) > load.credit_bytes:
+        if self.waiting_bytes and self.waiting_bytes + size > load.credit_bytes:
             raise ApiError(
                 "rate_limit_exceeded", "Too much prompt text is waiting. Try again later.", retry_after_s=retry
             )
-        self.held += count
-        self.requests += count
-        self.waiting_bytes += sum(sizes)
-        return [Ticket(self, size) for size in sizes]

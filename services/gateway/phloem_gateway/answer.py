@@ -78,7 +78,7 @@ class Answer:
     def check_aborted(self) -> None:
         """Raises `ApiError` if the call was aborted before it was opened."""
         if self.aborted and not self.lives:
-            raise ApiError("aborted", "The request was aborted.")
+            raise aborted()
 
     def wake(self) -> None:
         """Something is there to be taken."""
@@ -114,6 +114,11 @@ class Answer:
 
     def _taken(self) -> list[tuple[int, TextFrame]]:
         return [(index, frame) for index, live in enumerate(self.lives) for frame in live.take()]
+
+
+def aborted() -> ApiError:
+    """The call was aborted before all of it was opened."""
+    return ApiError("aborted", "The request was aborted.")
 
 
 def deadline_exceeded() -> ApiError:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import random
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 
 import anyio
 from anyio.abc import TaskGroup
@@ -19,7 +20,7 @@ from phloem_proto.messages import Live as LiveMessage
 from phloem_proto.subjects import Role
 
 from .admission import Admission, Ticket
-from .answer import Answer, deadline_exceeded
+from .answer import Answer, aborted, deadline_exceeded
 from .backends import Backends
 from .checks import ModelFacts, fits
 from .config import GatewayConfig
@@ -38,6 +39,10 @@ NAME_STREAMS_S = 5.0
 """Between lists for detokenisers: a stream too many there costs some memory, and is rare."""
 PER_RECONCILE = 2000
 """Requests per reconcile message: some 100 KB each."""
+LARGE_BODY = 32 * 1024
+"""Bytes: reading fewer takes less than a millisecond."""
+OPENED_AT_ONCE = 8
+"""Generations of a call that are opened in one turn of the event loop: a call may have a hundred, and a hundred calls come at once."""
 OUTBOX = 16384
 """Cancels waiting for the bus. What overflows is repaired by the next reconcile, which no longer names those requests."""
 RESEND_S = 0.1
@@ -70,6 +75,7 @@ class Gateway:
         self._rng = rng
         self._answers: dict[bytes, Answer] = {}
         self._calls: dict[int, Answer] = {}
+        self._turn = anyio.Lock()
         self._closed = anyio.Event()
         self._tasks: TaskGroup | None = None
         self._outbox: deque[tuple[Role, str, Message]] = deque()
@@ -99,6 +105,22 @@ class Gateway:
     def facts(self) -> ModelFacts:
         """The model as peers describe it."""
         return self.backends.facts()
+
+    def check_room(self) -> None:
+        """Turn a client away before its request is parsed, if nobody can be let in now. Raises `ApiError` (``rate_limit_exceeded``)."""
+        leader = self.backends.leader()
+        if leader is not None:
+            self.admission.check_room(leader.load)
+
+    @asynccontextmanager
+    async def in_turn(self, much: bool) -> AsyncIterator[None]:
+        """For work that takes milliseconds if there is ``much`` of it, such as a body of a hundred prompts: one such piece in each turn of
+        the event loop, so that what else is ready comes between two of them. What is little goes on at once."""
+        if not much:
+            yield
+            return
+        async with self._turn:
+            yield
 
     def abort(self, owner: str, request_id: str) -> int:
         """End the live calls of ``owner`` with this request id; returns how many there were."""
@@ -153,13 +175,10 @@ class Gateway:
             facts = self.facts
             for generation, ids in zip(answer.generations, prompts, strict=True):
                 fits(generation.prompt_param, len(ids) // 4, facts)
-        except BaseException:
-            for ticket in tickets:
+            await self._open_all(answer, prompts, tickets, tokenizer)
+        finally:
+            for ticket in tickets[len(answer.lives) :]:
                 ticket.release()
-            raise
-        for generation, ids, ticket in zip(answer.generations, prompts, tickets, strict=True):
-            self._add(answer, generation, ids, ticket, facts)
-        await self._open_all(answer, tokenizer)
 
     def _add(self, answer: Answer, generation: Generation, ids: bytes, ticket: Ticket, facts: ModelFacts) -> None:
         ticket.resize(len(ids))
@@ -182,8 +201,10 @@ class Gateway:
         self._log(live, logging.INFO, "enters; prompt tokens: %d", len(ids) // 4)
         self.metrics.live.set(len(self.core.live))
 
-    async def _open_all(self, answer: Answer, tokenizer: str) -> None:
+    async def _open_all(self, answer: Answer, prompts: list[bytes], tickets: list[Ticket], tokenizer: str) -> None:
         failures: list[ApiError] = []
+        facts = self.facts
+        wanted = list(zip(answer.generations, prompts, tickets, strict=True))
 
         async def one(live: Live) -> None:
             try:
@@ -193,8 +214,15 @@ class Gateway:
                 tasks.cancel_scope.cancel()
 
         async with anyio.create_task_group() as tasks:
-            for live in answer.lives:
-                tasks.start_soon(one, live)
+            for first in range(0, len(wanted), OPENED_AT_ONCE):
+                async with self.in_turn(len(wanted) > OPENED_AT_ONCE):
+                    if answer.aborted:
+                        failures.append(aborted())
+                        tasks.cancel_scope.cancel()
+                        break
+                    for generation, ids, ticket in wanted[first : first + OPENED_AT_ONCE]:
+                        self._add(answer, generation, ids, ticket, facts)
+                        tasks.start_soon(one, answer.lives[-1])
         if failures:
             raise failures[0]
 

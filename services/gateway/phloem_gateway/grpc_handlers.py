@@ -23,6 +23,7 @@ class Servicer(CacheMethods):
     @guarded
     async def Generate(self, request: pb.GenerateRequest, context: Context, caller: Caller) -> None:
         gateway = self.gateway
+        gateway.check_room()
         wanted = grpc_convert.generation(request, gateway.facts, max_choices=gateway.config.max_choices)
         self._check_id(request, caller.owner)
         async with gateway.answer((wanted,), *caller, context.time_remaining()) as answer:

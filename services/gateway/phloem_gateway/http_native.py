@@ -14,10 +14,10 @@ from phloem_proto.subjects import Role
 from . import bodies, checks
 from .answer import Answer, failure
 from .chats import flatten
-from .decode import decode
+from .decode import decode, to_json
 from .errors import ApiError, from_info, unavailable
 from .exchange import Exchange
-from .gateway import Gateway
+from .gateway import LARGE_BODY, OPENED_AT_ONCE, Gateway
 from .parse_native import NativeCall, parse_generate
 from .parse_openai import known_model
 from .render_native import NativeReply
@@ -36,7 +36,9 @@ class Native:
     async def generate(self, exchange: Exchange) -> None:
         """``POST /generate``."""
         body = await read_body(exchange, self._gateway.config)
-        call = parse_generate(body, self._gateway.facts, max_choices=self._gateway.config.max_choices)
+        self._gateway.check_room()
+        async with self._gateway.in_turn(len(body) > LARGE_BODY):
+            call = parse_generate(body, self._gateway.facts, max_choices=self._gateway.config.max_choices)
         await exchange.while_connected(lambda: self._serve(exchange, call))
 
     async def _serve(self, exchange: Exchange, call: NativeCall) -> None:
@@ -55,8 +57,10 @@ class Native:
             for index, frame in await answer.take():
                 reply.frame(index, frame)
                 _raise_error(answer, index, frame.end)
-        items = reply.whole(answer.lives, anyio.current_time() - answer.arrival)
-        await exchange.json(items if reply.call.batch else items[0])
+        async with self._gateway.in_turn(len(answer.lives) > OPENED_AT_ONCE):
+            items = reply.whole(answer.lives, anyio.current_time() - answer.arrival)
+            body = to_json(items if reply.call.batch else items[0])
+        await exchange.reply(body, "application/json")
 
     async def _stream(self, exchange: Exchange, answer: Answer, reply: NativeReply) -> None:
         frames = await answer.take(self._gateway.config.keep_alive_s)

@@ -10,7 +10,7 @@ from phloem_proto.codec import pack_ids
 from .answer import Answer, failure
 from .errors import ApiError
 from .exchange import Exchange
-from .gateway import Gateway
+from .gateway import LARGE_BODY, Gateway
 from .parse_openai import OpenAICall, parse_chat, parse_completion
 from .render_openai import ChatReply, CompletionReply, OpenAIReply
 from .serving import SlowClient, read_body
@@ -34,13 +34,17 @@ class OpenAI:
     async def chat(self, exchange: Exchange) -> None:
         """``POST /v1/chat/completions``."""
         body = await read_body(exchange, self._gateway.config)
-        call = parse_chat(body, self._gateway.facts, max_choices=self._gateway.config.max_choices)
+        self._gateway.check_room()
+        async with self._gateway.in_turn(len(body) > LARGE_BODY):
+            call = parse_chat(body, self._gateway.facts, max_choices=self._gateway.config.max_choices)
         await exchange.while_connected(lambda: self._serve(exchange, call, "chatcmpl-"))
 
     async def completion(self, exchange: Exchange) -> None:
         """``POST /v1/completions``."""
         body = await read_body(exchange, self._gateway.config)
-        call = parse_completion(body, self._gateway.facts, max_choices=self._gateway.config.max_choices)
+        self._gateway.check_room()
+        async with self._gateway.in_turn(len(body) > LARGE_BODY):
+            call = parse_completion(body, self._gateway.facts, max_choices=self._gateway.config.max_choices)
         await exchange.while_connected(lambda: self._serve(exchange, call, "cmpl-"))
 
     async def models(self, exchange: Exchange) -> None:

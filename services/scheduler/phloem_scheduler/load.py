@@ -54,6 +54,8 @@ def load(core: Core, gateways: int, grammars: int, below: Iterable[Mapping[str, 
     slots = sum(worker.slots for worker in workers)
     shares = max(1, gateways)
     total = core.settings.max_queued + slots
+    # While some wait, no more run than do: the free slots lack pages. Who were let in for them would be refused here, after tokenising.
+    open_to = core.settings.max_queued + (min(slots, core.running) if core.waiting else slots)
     return Load(
         in_flight=core.life.live,
         capacity=total,
@@ -65,7 +67,7 @@ def load(core: Core, gateways: int, grammars: int, below: Iterable[Mapping[str, 
         pages_used=sum(map(pages_used, workers)),
         pages_total=sum(worker.cache.pool.total for worker in workers),
         workers=len(workers),
-        credit_requests=max(1, total // shares),
+        credit_requests=max(1, open_to // shares),
         credit_bytes=max(1, core.settings.credit_bytes // shares),
         retry_after_ms=core.retry_after_ms(),
         counters=counters(core) | added_up(below),
