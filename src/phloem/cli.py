@@ -10,6 +10,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from phloem.chaos.command import chaos
+from phloem.doctor.command import doctor
 from phloem.tree.command import tree
 from phloem_bus.extras import advice
 
@@ -113,6 +114,7 @@ def up(
 
 
 app.command()(chaos)
+app.command()(doctor)
 app.command()(tree)
 
 

@@ -30,13 +30,25 @@ def pull(model: str, progress: Progress = _log.info) -> Path:
     entry = CATALOGUE.get(model)
     if entry is None:
         raise ModelNotFound(f"no model {model!r} to pull; there are: {', '.join(sorted(CATALOGUE))}")
-    target = cache_root() / "models" / model / entry.file_name
+    target = _target(model, entry)
     if _is_there(target, entry):
         return target
     with locked(model, on_wait=lambda: progress(f"{model}: another process is fetching it; waiting")):
         if not _is_there(target, entry):
             _fetch(model, entry, target, progress)
     return target
+
+
+def find_pulled(model: str) -> Path | None:
+    """The path of a catalogue model's file if it is in the cache; nothing is fetched."""
+    entry = CATALOGUE.get(model)
+    if entry is None or not _is_there(_target(model, entry), entry):
+        return None
+    return _target(model, entry)
+
+
+def _target(model: str, entry: Pullable) -> Path:
+    return cache_root() / "models" / model / entry.file_name
 
 
 def _is_there(target: Path, entry: Pullable) -> bool:

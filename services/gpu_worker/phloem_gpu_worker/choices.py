@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -14,14 +12,12 @@ from phloem_model.cache import cache_root
 from .architecture import Architecture
 from .config import WorkerConfig
 from .cores import Cores, find_cores, parse_cores
-from .kernels.build import NoKernels, library, pick_level
+from .kernels.build import NoKernels, library, pick_level, prebuilt_folder
 from .kernels.team import Kernels
 from .load import PoolSize
 from .memory import SHARE, Free, free_memory
 from .native import unsuited
 
-PREBUILT = "PHLOEM_KERNELS_DIR"
-"""Environment variable: a folder of compiled kernels that came with an image."""
 _GIB = 2**30
 
 
@@ -67,7 +63,7 @@ def pick_kernels(
     reason = _why_not(config, arch, dtype, device)
     if reason is None:
         try:
-            path = library(pick_level(config.kernels), cache_root() / "kernels", prebuilt=_prebuilt())
+            path = library(pick_level(config.kernels), cache_root() / "kernels", prebuilt=prebuilt_folder())
             return Computing(Kernels(path, threads.count, cores=threads.cores))
         except NoKernels as error:
             reason = str(error)
@@ -84,11 +80,6 @@ def _why_not(config: WorkerConfig, arch: Architecture, dtype: torch.dtype, devic
     if device.type != "cpu":
         return f"they run on the CPU, not on {device.type}"
     return unsuited(arch, dtype)
-
-
-def _prebuilt() -> Path | None:
-    folder = os.environ.get(PREBUILT)
-    return Path(folder) if folder else None
 
 
 def pick_pool(config: WorkerConfig, arch: Architecture, dtype: torch.dtype, free: Free | None = None) -> PoolSize:

@@ -13,10 +13,12 @@ from rich.console import Console
 
 from phloem_bus.extras import advice
 
+from .hardware.command import hardware
 from .policy.command import policy
+from .quality.command import quality
 
 app = typer.Typer(
-    help="Measure servers, start peers to measure against, measure our own overlap and radix tree, compare queue policies.",
+    help="Measure servers, start peers to measure against, measure our own overlap, radix tree and kernels, compare queue policies.",
     no_args_is_help=True,
 )
 
@@ -33,7 +35,7 @@ def _fail(message: object, code: int = 1) -> NoReturn:
 
 @app.callback()
 def bench() -> None:
-    """Measure servers, start peers to measure against, measure our own overlap and radix tree, compare queue policies."""
+    """Measure servers, start peers to measure against, measure our own overlap, radix tree and kernels, compare queue policies."""
 
 
 @app.command()
@@ -213,6 +215,8 @@ def overlap(
 
 
 app.command()(policy)
+app.command()(hardware)
+app.command()(quality)
 
 
 @app.command()

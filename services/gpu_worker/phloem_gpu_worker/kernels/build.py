@@ -19,6 +19,8 @@ from ..errors import WorkerError
 _log = logging.getLogger("phloem.worker")
 
 SOURCES = Path(__file__).parent
+PREBUILT = "PHLOEM_KERNELS_DIR"
+"""Environment variable: a folder of compiled kernels that came with an image."""
 COMPILERS = ("c++", "g++", "clang++")
 COMPILE_S = 300.0
 """A compile takes some 20 s; one that takes this long has gone wrong."""
@@ -96,12 +98,31 @@ def library(level: Level, folder: Path, extra_flags: Sequence[str] = (), prebuil
     Raises:
         NoKernels: there is no compiler, or it failed.
     """
-    name = f"{level.name}-{_key(level, extra_flags)}.so"
-    if prebuilt is not None and (prebuilt / name).exists():
-        return prebuilt / name
-    if not (folder / name).exists():
-        _compile(level, folder, name, extra_flags)
+    found = find_library(level, folder, extra_flags, prebuilt)
+    if found is not None:
+        return found
+    name = _file_name(level, extra_flags)
+    _compile(level, folder, name, extra_flags)
     return folder / name
+
+
+def find_library(
+    level: Level, folder: Path, extra_flags: Sequence[str] = (), prebuilt: Path | None = None
+) -> Path | None:
+    """As `library`, but None where that would compile."""
+    name = _file_name(level, extra_flags)
+    places = [place for place in (prebuilt, folder) if place is not None]
+    return next((place / name for place in places if (place / name).exists()), None)
+
+
+def prebuilt_folder() -> Path | None:
+    """The folder of compiled kernels that came with an image, as `PREBUILT` names it."""
+    folder = os.environ.get(PREBUILT)
+    return Path(folder) if folder else None
+
+
+def _file_name(level: Level, extra_flags: Sequence[str]) -> str:
+    return f"{level.name}-{_key(level, extra_flags)}.so"
 
 
 def _key(level: Level, extra_flags: Sequence[str]) -> str:

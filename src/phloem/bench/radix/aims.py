@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from ..aim import Aim
 from .run import RadixOutcome, Scene
 
 USUAL_WAITING = 10_000
 """The queue depth that those of picking are about."""
 MATCHED_TOKENS = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class Aim:
-    """One aim: ``value`` is at most (or, if ``least``, at least) ``limit``."""
-
-    text: str
-    value: float
-    limit: float
-    unit: str
-    least: bool = False
-
-    @property
-    def holds(self) -> bool:
-        return self.value >= self.limit if self.least else self.value <= self.limit
 
 
 def aims(outcome: RadixOutcome) -> list[Aim]:

@@ -1,0 +1,1 @@
+"""`phloem doctor`: what this machine has, and what Phloem will choose from it."""
