@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from phloem_gpu_worker.kernels import build
+from phloem_gpu_worker.kernels import build, prebuild
 from phloem_gpu_worker.kernels.abi import load
 from phloem_gpu_worker.kernels.build import LEVELS, NoKernels, library, pick_level
 from phloem_gpu_worker.kernels.team import Kernels
@@ -84,6 +84,15 @@ def test_what_was_built_before_is_used_without_a_compiler(
     assert library(pick_level("portable"), tmp_path / "own", prebuilt=tmp_path / "shipped") == shipped
     with pytest.raises(NoKernels, match="no C\\+\\+ compiler \\(/nowhere/c\\+\\+\\)"):
         library(pick_level("portable"), tmp_path / "own")
+
+
+def test_an_image_brings_every_level(tmp_path: Path, fake_compiler: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert prebuild.main([str(tmp_path / "shipped")]) == 0
+    made = [Path(line) for line in capsys.readouterr().out.splitlines()]
+    assert made == [library(level, Path("/nowhere"), prebuilt=tmp_path / "shipped") for level in LEVELS]
+    assert prebuild.main([]) == 2
+    Path(os.environ["CXX"]).write_text("#!/bin/sh\nexit 1\n")
+    assert prebuild.main([str(tmp_path / "other")]) == 1
 
 
 def test_a_failed_compile_says_why_in_one_line(

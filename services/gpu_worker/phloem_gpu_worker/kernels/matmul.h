@@ -20,64 +20,46 @@ namespace phloem {
 constexpr int BLOCK = 32;     // outputs per block
 constexpr int GROUP = 32;     // inputs that share a scale
 constexpr int MOST_ROWS = MOST_AT_ONCE;
+constexpr int MOST_BLOCKS = 2;           // whose outputs are given to whoever wants them, at once
 
-// Accumulators of R rows by B blocks.
-template <int R, int B>
+// Accumulators of R rows by one block.
+template <int R>
 struct Sums {
-    F16 at[R][2 * B];
+    F16 at[R][2];
 
     inline void clear() {
+        for (int r = 0; r < R; r++) at[r][0] = at[r][1] = zero();
+    }
+
+    inline void put(float* out, int out_stride) const {
         for (int r = 0; r < R; r++)
-            for (int j = 0; j < 2 * B; j++) at[r][j] = zero();
+            for (int h = 0; h < 2; h++) store(out + size_t(r) * out_stride + h * LANES, at[r][h]);
     }
 };
 
-template <int AHEAD>
-inline void prefetch(const void* p) {
-    __builtin_prefetch(static_cast<const char*>(p) + AHEAD, 0, 3);
-}
-
-// `x` bf16 [R][stride], `weights` of B consecutive blocks.
-template <int R, int B>
-inline void product_bf16(Sums<R, B>& sums, const bf16* weights, const bf16* x, int stride, int inputs) {
-    const size_t block = size_t(inputs) * BLOCK;
-    for (int k = 0; k < inputs; k += 2) {
-        Pairs w[2 * B];
-#pragma GCC unroll 8
-        for (int j = 0; j < B; j++) {
-            const bf16* here = weights + j * block + size_t(k) * BLOCK;
-            if (R <= 2) {
-                prefetch<2048>(here);
-                prefetch<2112>(here);
-            }
-            w[2 * j] = load_pairs(here);
-            w[2 * j + 1] = load_pairs(here + 32);
-        }
+// `x` bf16 [R][stride], `weights` of one block. Neither prefetching nor several blocks at once made it faster: the CPU sees the stream by itself.
+template <int R>
+inline void product_bf16(Sums<R>& sums, const bf16* weights, const bf16* x, int stride, int inputs) {
+    for (int k = 0; k < inputs; k += 2, weights += 2 * BLOCK) {
+        const Pairs low = load_pairs(weights), high = load_pairs(weights + BLOCK);
 #pragma GCC unroll 12
         for (int r = 0; r < R; r++) {
             const Pairs mine = same_pair(x + size_t(r) * stride + k);
-#pragma GCC unroll 8
-            for (int j = 0; j < 2 * B; j++) sums.at[r][j] = dot(sums.at[r][j], w[j], mine);
+            sums.at[r][0] = dot(sums.at[r][0], low, mine);
+            sums.at[r][1] = dot(sums.at[r][1], high, mine);
         }
     }
 }
 
-template <int R, int B>
-inline void product_f32(Sums<R, B>& sums, const float* weights, const float* x, int stride, int inputs) {
-    const size_t block = size_t(inputs) * BLOCK;
-    for (int k = 0; k < inputs; k++) {
-        F16 w[2 * B];
-#pragma GCC unroll 8
-        for (int j = 0; j < B; j++) {
-            const float* here = weights + j * block + size_t(k) * BLOCK;
-            w[2 * j] = load(here);
-            w[2 * j + 1] = load(here + LANES);
-        }
+template <int R>
+inline void product_f32(Sums<R>& sums, const float* weights, const float* x, int stride, int inputs) {
+    for (int k = 0; k < inputs; k++, weights += BLOCK) {
+        const F16 low = load(weights), high = load(weights + LANES);
 #pragma GCC unroll 12
         for (int r = 0; r < R; r++) {
             const F16 mine = set1(x[size_t(r) * stride + k]);
-#pragma GCC unroll 8
-            for (int j = 0; j < 2 * B; j++) sums.at[r][j] = fma(w[j], mine, sums.at[r][j]);
+            sums.at[r][0] = fma(low, mine, sums.at[r][0]);
+            sums.at[r][1] = fma(high, mine, sums.at[r][1]);
         }
     }
 }
@@ -142,13 +124,13 @@ struct WidenedGroup {
     }
 };
 
-// One group of inputs of one block: its product, scaled, on top of `sums`. `totals` are the sums of each row's inputs in the group, needed
-// where there are offsets.
+// One group of inputs of one block: its product, scaled, on top of `out` f32 [R][out_stride]. (Sums of all groups wait in memory: with those of
+// the group they would not fit into the registers.) `totals` are the sums of each row's inputs in the group, needed where there are offsets.
 template <int R, class Group>
 inline void product_group(
-    Sums<R, 1>& sums, const Group& group, const half* scales, const half* offsets, const bf16* x, int stride, const float* totals,
-    int totals_stride) {
-    Sums<R, 1> part;
+    const Group& group, const half* scales, const half* offsets, const bf16* x, int stride, const float* totals, int totals_stride, float* out,
+    int out_stride) {
+    Sums<R> part;
     part.clear();
 #pragma GCC unroll 16
     for (int k = 0; k < GROUP / 2; k++) {
@@ -161,27 +143,19 @@ inline void product_group(
             part.at[r][1] = dot(part.at[r][1], high, mine);
         }
     }
-    const F16 scale0 = load_half(scales), scale1 = load_half(scales + LANES);
-    for (int r = 0; r < R; r++) {
-        sums.at[r][0] = fma(part.at[r][0], scale0, sums.at[r][0]);
-        sums.at[r][1] = fma(part.at[r][1], scale1, sums.at[r][1]);
-    }
-    if (offsets == nullptr) return;
-    const F16 offset0 = load_half(offsets), offset1 = load_half(offsets + LANES);
-    for (int r = 0; r < R; r++) {
-        const F16 total = set1(totals[size_t(r) * totals_stride]);
-        sums.at[r][0] = fma(total, offset0, sums.at[r][0]);
-        sums.at[r][1] = fma(total, offset1, sums.at[r][1]);
+    for (int h = 0; h < 2; h++) {
+        const F16 scale = load_half(scales + h * LANES);
+        const F16 offset = offsets == nullptr ? zero() : load_half(offsets + h * LANES);
+#pragma GCC unroll 12
+        for (int r = 0; r < R; r++) {
+            float* to = out + size_t(r) * out_stride + h * LANES;
+            const F16 sum = fma(part.at[r][h], scale, load(to));
+            store(to, offsets == nullptr ? sum : fma(set1(totals[size_t(r) * totals_stride]), offset, sum));
+        }
     }
 }
 
-// --- One block or several, some rows: `out` f32 [R][B * 32] -----------------------------------------------------------
-
-template <int R, int B>
-inline void put(const Sums<R, B>& sums, float* out, int out_stride) {
-    for (int r = 0; r < R; r++)
-        for (int j = 0; j < 2 * B; j++) store(out + size_t(r) * out_stride + j * LANES, sums.at[r][j]);
-}
+// --- One block, some rows: `out` f32 [R][out_stride], of which 32 columns are set --------------------------------------
 
 // The inputs of a product, and what of them its kind of weight needs.
 struct Inputs {
@@ -190,24 +164,21 @@ struct Inputs {
     const float* totals;  // [T][stride / 32], or null
 };
 
-template <int R, int B>
-void blocks_plain(const PhloemLinear& w, int block, const Inputs& x, int row, float* out, int out_stride) {
-    Sums<R, B> sums;
+template <int R>
+void block_plain(const PhloemLinear& w, int block, const Inputs& x, int row, float* out, int out_stride) {
+    Sums<R> sums;
     sums.clear();
-    const size_t at = size_t(block) * BLOCK * w.inputs;
+    const size_t at = size_t(block) * BLOCK * w.inputs, from = size_t(row) * x.stride;
     if (w.kind == PHLOEM_F32)
-        product_f32<R, B>(
-            sums, static_cast<const float*>(w.weights) + at, static_cast<const float*>(x.rows) + size_t(row) * x.stride, x.stride, w.inputs);
+        product_f32<R>(sums, static_cast<const float*>(w.weights) + at, static_cast<const float*>(x.rows) + from, x.stride, w.inputs);
     else
-        product_bf16<R, B>(
-            sums, static_cast<const bf16*>(w.weights) + at, static_cast<const bf16*>(x.rows) + size_t(row) * x.stride, x.stride, w.inputs);
-    put(sums, out, out_stride);
+        product_bf16<R>(sums, static_cast<const bf16*>(w.weights) + at, static_cast<const bf16*>(x.rows) + from, x.stride, w.inputs);
+    sums.put(out, out_stride);
 }
 
 template <int R, class Group, class At>
 void block_grouped(const PhloemLinear& w, int block, const Inputs& x, int row, float* out, int out_stride, At group_at) {
-    Sums<R, 1> sums;
-    sums.clear();
+    for (int r = 0; r < R; r++) std::fill(out + size_t(r) * out_stride, out + size_t(r) * out_stride + BLOCK, 0.0f);
     const int groups = w.inputs / GROUP;
     const half* scales = w.scales + size_t(block) * groups * BLOCK;
     const half* offsets = w.offsets == nullptr ? nullptr : w.offsets + size_t(block) * groups * BLOCK;
@@ -216,9 +187,8 @@ void block_grouped(const PhloemLinear& w, int block, const Inputs& x, int row, f
     const float* totals = x.totals == nullptr ? nullptr : x.totals + size_t(row) * totals_stride;
     for (int g = 0; g < groups; g++)
         product_group<R>(
-            sums, Group{group_at(g)}, scales + size_t(g) * BLOCK, offsets == nullptr ? nullptr : offsets + size_t(g) * BLOCK,
-            rows + size_t(g) * GROUP, x.stride, totals == nullptr ? nullptr : totals + g, totals_stride);
-    put(sums, out, out_stride);
+            Group{group_at(g)}, scales + size_t(g) * BLOCK, offsets == nullptr ? nullptr : offsets + size_t(g) * BLOCK,
+            rows + size_t(g) * GROUP, x.stride, totals == nullptr ? nullptr : totals + g, totals_stride, out, out_stride);
 }
 
 // A block of a quantised weight as bf16 [inputs / 2][32][2], for the many rows that follow.
@@ -251,14 +221,11 @@ void block_quantised(const PhloemLinear& w, int block, const bf16* widened, cons
         });
 }
 
-constexpr int MOST_BLOCKS = 4;
-// Most rows for which four, or two, blocks at once keep more loads under way.
-constexpr int ROWS_BY_FOUR = MOST_AT_ONCE / 6, ROWS_BY_TWO = MOST_AT_ONCE / 2;
 constexpr int CHUNK = 240;  // rows whose inputs stay in a core's cache while the blocks of a weight pass by
 constexpr int WIDEN_FROM = MOST_AT_ONCE + 1;  // rows from which a quantised block is widened once instead of in every tile
 
-// Part `part` of `parts` of the outputs of a product of `rows` rows. `unit`: blocks that belong together (2 where gate and up alternate).
-// `done(row, rows, block, blocks, out)` takes f32 [rows][MOST_BLOCKS * 32], of which blocks * 32 columns are set.
+// Part `part` of `parts` of the outputs of a product of `rows` rows, `unit` blocks at a time (2 where gate and up alternate).
+// `done(row, rows, block, out)` takes f32 [rows][MOST_BLOCKS * 32], of which unit * 32 columns are set, from `block` on.
 // `scratch`: bf16 [unit * inputs * 32] of the calling thread.
 template <class Done>
 void multiply(const PhloemLinear& w, const Inputs& x, int rows, int part, int parts, int unit, bf16* scratch, const Done& done) {
@@ -270,32 +237,22 @@ void multiply(const PhloemLinear& w, const Inputs& x, int rows, int part, int pa
     for (int begin = 0; begin < rows; begin += CHUNK) {
         const int count = std::min(CHUNK, rows - begin);
         const int tiles = (count + MOST_ROWS - 1) / MOST_ROWS;
-        const int several = plain && count <= ROWS_BY_FOUR ? 4 : plain && count <= ROWS_BY_TWO ? 2 : unit;
-        for (int block = from; block < to;) {
-            int blocks = std::min(several, to - block);
-            if (blocks == 3) blocks = 2;
-            if (blocks % unit) blocks = unit;
-            const bool widen = !plain && count >= WIDEN_FROM;
-            for (int sub = 0; sub < (widen ? blocks : 0); sub++) widen_block(w, block + sub, scratch + size_t(sub) * w.inputs * BLOCK);
+        const bool widen = !plain && count >= WIDEN_FROM;
+        for (int block = from; block < to; block += unit) {
+            for (int sub = 0; sub < (widen ? unit : 0); sub++) widen_block(w, block + sub, scratch + size_t(sub) * w.inputs * BLOCK);
             for (int tile = 0; tile < tiles; tile++) {
                 const int row = begin + count * tile / tiles, size = begin + count * (tile + 1) / tiles - row;
                 with_count(size, [&]<int R>() {
-                    if constexpr (R <= ROWS_BY_FOUR)
-                        if (plain && blocks == 4) return blocks_plain<R, 4>(w, block, x, row, out[0], stride);
-                    if constexpr (R <= ROWS_BY_TWO)
-                        if (plain && blocks == 2) return blocks_plain<R, 2>(w, block, x, row, out[0], stride);
-                    for (int sub = 0; sub < blocks; sub++) {
-                        float* to_here = out[0] + sub * BLOCK;
+                    for (int sub = 0; sub < unit; sub++) {
+                        float* here = out[0] + sub * BLOCK;
                         if (plain)
-                            blocks_plain<R, 1>(w, block + sub, x, row, to_here, stride);
+                            block_plain<R>(w, block + sub, x, row, here, stride);
                         else
-                            block_quantised<R>(
-                                w, block + sub, widen ? scratch + size_t(sub) * w.inputs * BLOCK : nullptr, x, row, to_here, stride);
+                            block_quantised<R>(w, block + sub, widen ? scratch + size_t(sub) * w.inputs * BLOCK : nullptr, x, row, here, stride);
                     }
                 });
-                done(row, size, block, blocks, out[0]);
+                done(row, size, block, out[0]);
             }
-            block += blocks;
         }
     }
 }

@@ -67,8 +67,8 @@ struct Write {
     int stride;
     bool on_top;
 
-    void operator()(int row, int rows, int block, int blocks, const float* out) const {
-        const int from = block * BLOCK, count = std::min(blocks * BLOCK, w.outputs - from);
+    void operator()(int row, int rows, int block, const float* out) const {
+        const int from = block * BLOCK, count = std::min(BLOCK, w.outputs - from);
         for (int r = 0; r < rows; r++) {
             const float* in = out + size_t(r) * MOST_BLOCKS * BLOCK;
             float* to = y + size_t(row + r) * stride + from;
@@ -93,11 +93,9 @@ struct WriteGated {
     E* y;
     int stride;
 
-    void operator()(int row, int rows, int block, int blocks, const float* out) const {
-        for (int pair = 0; pair < blocks; pair += 2) {
-            const int from = (block + pair) / 2 * BLOCK, count = std::min(BLOCK, stride - from);
-            for (int r = 0; r < rows; r++) one(out + size_t(r) * MOST_BLOCKS * BLOCK + pair * BLOCK, (block + pair) * BLOCK, y + size_t(row + r) * stride + from, count);
-        }
+    void operator()(int row, int rows, int block, const float* out) const {
+        const int from = block / 2 * BLOCK, count = std::min(BLOCK, stride - from);
+        for (int r = 0; r < rows; r++) one(out + size_t(r) * MOST_BLOCKS * BLOCK, block * BLOCK, y + size_t(row + r) * stride + from, count);
     }
 
     void one(const float* in, int at, E* to, int count) const {
