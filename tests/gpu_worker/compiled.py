@@ -21,6 +21,11 @@ from phloem_gpu_worker.kernels.team import BatchView, Kernels
 from phloem_model.cache import cache_root
 
 LEVEL_NAMES = [level.name for level in LEVELS]
+EACH_LEVEL = [
+    pytest.param(name, marks=() if name in (LEVEL_NAMES[0], LEVEL_NAMES[-1]) else pytest.mark.long)
+    for name in LEVEL_NAMES
+]
+"""Parameters: the first and the last always, those between in long runs, since each has to be compiled."""
 EXTRA_FLAGS = tuple(os.environ.get("PHLOEM_TEST_KERNEL_FLAGS", "").split())
 """For the compiler: the sanitizers' in their own run."""
 

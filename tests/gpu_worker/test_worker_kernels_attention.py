@@ -12,7 +12,7 @@ from torch import Tensor
 from phloem_gpu_worker.attention import _row_attention
 from phloem_gpu_worker.batch import Batch, token_positions
 
-from .compiled import LEVEL_NAMES, Heads, kernels, seeded
+from .compiled import EACH_LEVEL, Heads, kernels, seeded
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 LAYOUTS = [(6, 2, 16), (9, 3, 64), (4, 4, 32), (8, 1, 48), (16, 1, 16)]
@@ -101,7 +101,7 @@ def check(world: World, rows: list[tuple[int, int, int]], dtype: torch.dtype) ->
         torch.testing.assert_close(got.float(), world.expected(row), atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("level", LEVEL_NAMES)
+@pytest.mark.parametrize("level", EACH_LEVEL)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_ragged_rows_equal_the_reference(level: str, dtype: str, layout: tuple[int, int, int]) -> None:

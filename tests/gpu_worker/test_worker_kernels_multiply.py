@@ -9,7 +9,7 @@ from torch import Tensor
 from phloem_gpu_worker.grouped import Grouped, quantise
 from phloem_gpu_worker.kernels.packing import Matrix, alternate, pack
 
-from .compiled import LEVEL_NAMES, kernels, seeded, team_of
+from .compiled import EACH_LEVEL, kernels, seeded, team_of
 
 KINDS = ("bfloat16", "float32", "int8", "int4")
 SHAPES = [(32, 32), (96, 64), (100, 96), (1, 32), (300, 160), (704, 288)]
@@ -34,7 +34,7 @@ def exact(weight: Matrix, x: Tensor) -> Tensor:
     return x.double() @ dense.double().T
 
 
-@pytest.mark.parametrize("level", LEVEL_NAMES)
+@pytest.mark.parametrize("level", EACH_LEVEL)
 @pytest.mark.parametrize("kind", KINDS)
 def test_products_are_right(level: str, kind: str) -> None:
     _, generator = seeded(1)
@@ -48,7 +48,7 @@ def test_products_are_right(level: str, kind: str) -> None:
             torch.testing.assert_close(got.double(), exact(weight, x), atol=2e-4 * inputs**0.5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("level", LEVEL_NAMES)
+@pytest.mark.parametrize("level", EACH_LEVEL)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_rows_product_is_the_same_alone_and_beside_any_others(level: str, kind: str) -> None:
     draw, generator = seeded(2)
