@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from phloem_bus.terms import LEAP
 from phloem_bus.told import MOST, MOST_COUNTERS, believable
 from phloem_proto.messages import Beat, Live, LiveRequest, Profile
 from phloem_proto.subjects import Role
-from phloem_scheduler.leadership import LEAP, Claim, Leadership
+from phloem_scheduler.leadership import Claim, Leadership
 from phloem_scheduler.load import MOST_NAMES, added_up, load
 
 from .world import World

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from phloem_bus.terms import follows
 from phloem_proto.codec import Sender
 from phloem_proto.messages import ErrorInfo
-
-LEAP = 1_000_000
-"""Terms grow by one with each change of the leader: who claims one so far above the last would be followed for ever."""
 
 
 @dataclass(slots=True)
@@ -27,7 +25,7 @@ class Leadership:
         """
         if term < self.term:
             return ErrorInfo("fenced", f"term {term} is over: this worker follows term {self.term}")
-        if term > self.term + LEAP:
+        if not follows(term, self.term):
             return ErrorInfo("mismatch", f"term {term} is none that could follow term {self.term}")
         if self.leader is None or not leader_is_there or sender.instance == self.leader.instance:
             return None

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-LEAP = 1_000_000
-"""Terms grow by one with each change of the leader. One so far above all that were seen is nobody's: to believe it would leave none above."""
+from phloem_bus.terms import follows
 
 
 class Claim(NamedTuple):
@@ -35,7 +34,7 @@ class Leadership:
     def sees(self, others: Iterable[Claim], has_workers: bool) -> None:
         """The claims of other schedulers that are there. A greater one than ours, which ``has_workers`` or not, ends our lead."""
         for claim in others:
-            if self._absurd(claim.number):
+            if not follows(claim.number, self.highest):
                 continue
             self.highest = max(self.highest, claim.number)
             if self.number and claim > Claim(has_workers, self.number, self.instance):
@@ -43,7 +42,7 @@ class Leadership:
 
     def fenced(self, number: int, others_lead: bool) -> None:
         """A worker follows a higher term. If its leader is not to be seen, ours was only too low: go beyond it."""
-        if self._absurd(number):
+        if not follows(number, self.highest):
             return
         self.highest = max(self.highest, number)
         if self.number and number >= self.number:
@@ -54,6 +53,3 @@ class Leadership:
         self.highest += 1
         self.number = self.highest
         return self.number
-
-    def _absurd(self, number: int) -> bool:
-        return number > self.highest + LEAP
