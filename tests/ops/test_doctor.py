@@ -169,19 +169,20 @@ def test_the_clock() -> None:
 
 
 @pytest.mark.parametrize(
-    ("environ", "level"),
+    ("environ", "level", "said"),
     [
-        ({}, Level.OK),
-        ({"OMP_WAIT_POLICY": "PASSIVE"}, Level.OK),
-        ({"OMP_WAIT_POLICY": "active"}, Level.WARNING),
-        ({"GOMP_SPINCOUNT": "0"}, Level.OK),
-        ({"GOMP_SPINCOUNT": "1000"}, Level.OK),
-        ({"GOMP_SPINCOUNT": "2M"}, Level.WARNING),
-        ({"GOMP_SPINCOUNT": "INFINITY"}, Level.WARNING),
+        ({}, Level.WARNING, "spin for some 10 ms"),
+        ({"OMP_WAIT_POLICY": "PASSIVE"}, Level.OK, "sleep soon"),
+        ({"OMP_WAIT_POLICY": "active"}, Level.WARNING, "never sleep"),
+        ({"GOMP_SPINCOUNT": "0", "OMP_WAIT_POLICY": "active"}, Level.OK, "sleep soon"),
+        ({"GOMP_SPINCOUNT": "10k"}, Level.OK, "sleep soon"),
+        ({"GOMP_SPINCOUNT": "2M", "OMP_WAIT_POLICY": "passive"}, Level.WARNING, "never sleep"),
+        ({"GOMP_SPINCOUNT": "INFINITY"}, Level.WARNING, "never sleep"),
+        ({"PHLOEM_KERNELS": "torch"}, Level.OK, "good"),
     ],
 )
-def test_how_openmp_waits(environ: Mapping[str, str], level: Level) -> None:
-    one(sharing.waiting(environ), level, "sampling", "100 us")
+def test_how_openmp_waits(environ: Mapping[str, str], level: Level, said: str) -> None:
+    one(sharing.waiting(environ), level, said)
 
 
 def test_niceness_around_the_worker() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -12,8 +13,10 @@ AUTOGROUP = Path("/proc/sys/kernel/sched_autogroup_enabled")
 OWN_GROUP, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 WORKER = "phloem_gpu_worker"
 OURS = "phloem_"
-USUAL_SPINS = 300_000
-"""Turns after which a waiting OpenMP thread sleeps, if nothing is set."""
+USUAL_TURNS = 300_000
+"""How often a waiting OpenMP thread looks before it sleeps, if nothing is set."""
+FEW_TURNS = 30_000
+"""A millisecond: what a step's end costs the next one's beginning at most."""
 
 
 def findings(environ: Mapping[str, str], file: Path) -> Iterator[Finding]:
@@ -77,32 +80,30 @@ def around_the_worker(levels: Mapping[str, int], workers: list[str], *, grouped:
 def waiting(environ: Mapping[str, str]) -> Finding:
     """How threads wait: the kernels' own, and those of torch's OpenMP, with which sampling works."""
     ours = "the kernels' threads are their own: they spin for 100 us and sleep then"
-    policy, spins = (
-        environ.get("OMP_WAIT_POLICY", "").strip().lower(),
-        environ.get("GOMP_SPINCOUNT", "").strip().lower(),
-    )
-    if policy == "active" or _many(spins):
-        named = "OMP_WAIT_POLICY=active" if policy == "active" else f"GOMP_SPINCOUNT={spins}"
+    policy, spins = (environ.get(name, "").strip().lower() for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"))
+    turns = _turns(policy, spins)
+    named = f"GOMP_SPINCOUNT={spins}" if spins else f"OMP_WAIT_POLICY {'is not set' if not policy else f'is {policy}'}"
+    if environ.get("PHLOEM_KERNELS") == "torch":
+        return ok("waiting", f"{named}; all that computes are torch's OpenMP threads, and spinning does them good")
+    if turns > FEW_TURNS:
+        long = "never sleep" if turns > USUAL_TURNS else "spin for some 10 ms before they sleep"
         return warning(
             "waiting",
-            f"{named}: torch's OpenMP threads, which sampling uses, never sleep and keep cores from the kernels; {ours}",
-            "unset it, or set OMP_WAIT_POLICY=passive",
+            f"{named}: torch's OpenMP threads, which sampling uses, {long}, on cores that the next step's kernels wait for; {ours}",
+            "export GOMP_SPINCOUNT=10000: steps of a few rows then take little more than half as long",
         )
-    if policy == "passive" or spins == "0":
-        return ok("waiting", f"torch's OpenMP threads, which sampling uses, sleep as soon as they wait; {ours}")
-    return ok(
-        "waiting",
-        f"OMP_WAIT_POLICY is not set: torch's OpenMP threads, which sampling uses, spin for about a millisecond before they sleep; {ours}",
-    )
+    return ok("waiting", f"{named}: torch's OpenMP threads, which sampling uses, sleep soon; {ours}")
 
 
-def _many(spins: str) -> bool:
-    """Whether GOMP_SPINCOUNT asks for far more turns than usual; it may end in k, M, G or T."""
+def _turns(policy: str, spins: str) -> float:
+    """How often a waiting thread of libgomp looks before it sleeps. A number of ``spins`` beats ``policy``; it may end in k, M, G or T."""
     if spins.startswith("inf"):
-        return True
+        return math.inf
     unit = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}.get(spins[-1:], 0)
     digits = spins[:-1] if unit else spins
-    return digits.isdecimal() and int(digits) * (unit or 1) > USUAL_SPINS
+    if digits.isdecimal():
+        return int(digits) * (unit or 1)
+    return {"active": math.inf, "passive": 0}.get(policy, USUAL_TURNS)
 
 
 def _module(command: tuple[str, ...]) -> str:
