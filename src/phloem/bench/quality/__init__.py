@@ -1,0 +1,1 @@
+"""`phloem bench quality`: what rounding a model's weights costs it."""
