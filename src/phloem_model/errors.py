@@ -1,6 +1,13 @@
 """What can be wrong with a model. Each error is one line that names the model or the file, fit to be shown to a person."""
 
+import reprlib
 from pathlib import Path
+from typing import Any
+
+
+def shown(value: Any) -> str:
+    """A wrong value as an error shows it: on one line, and in part only, since it may be megabytes long."""
+    return reprlib.repr(value).replace("\n", " ")
 
 
 class ModelError(Exception):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from phloem_model.cache import cache_root, file_sha256, new_folder, remembered_sha256
-from phloem_model.errors import ModelBroken
+from phloem_model.errors import ModelBroken, shown
 from phloem_model.files import Facts, ModelFiles
 from phloem_model.gguf_header import read_metadata
 from phloem_model.gguf_tokenizer import END_TEXTS, convert, token_texts
@@ -66,10 +66,13 @@ def facts_from_metadata(metadata: dict[str, Any], path: Path) -> Facts:
     eos_ids = _end_ids(metadata, texts)
     bos = metadata.get("tokenizer.ggml.bos_token_id")
     for index in (*eos_ids, *(() if bos is None else (bos,))):
-        if not 0 <= index < len(texts):
-            raise ModelBroken(path, f"names token {index} as BOS or EOS, and has {len(texts)} tokens")
+        if not isinstance(index, int) or not 0 <= index < len(texts):
+            raise ModelBroken(path, f"names token {shown(index)} as BOS or EOS, and has {len(texts)} tokens")
+    template = metadata.get("tokenizer.chat_template")
+    if template is not None and not isinstance(template, str):
+        raise ModelBroken(path, "has a chat template that is no text")
     return Facts(
-        chat_template=metadata.get("tokenizer.chat_template"),
+        chat_template=template,
         eos_ids=eos_ids,
         bos=bos,
         bos_token=None if bos is None else texts[bos],
@@ -84,4 +87,4 @@ def _end_ids(metadata: dict[str, Any], texts: list[str]) -> tuple[int, ...]:
     named = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     by_text = {text: index for index, text in enumerate(texts)}
     found = [index for index in named if index is not None] + [by_text[text] for text in END_TEXTS if text in by_text]
-    return tuple(dict.fromkeys(found))
+    return tuple(index for at, index in enumerate(found) if index not in found[:at])

@@ -12,7 +12,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
 
-from phloem_model.errors import ModelBroken
+from phloem_model.errors import ModelBroken, shown
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -101,12 +101,12 @@ class _Cursor:
             raise ModelBroken(self._path, f"claims {self._tensor_count} tensors")
         alignment = metadata.get("general.alignment", ALIGNMENT)
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
-            raise ModelBroken(self._path, f"has tensors aligned to {alignment!r}, which is no power of two")
+            raise ModelBroken(self._path, f"has tensors aligned to {shown(alignment)}, which is no power of two")
         found: dict[str, TensorInfo] = {}
         for _ in range(self._tensor_count):
             name = self._string()
             if name in found:
-                raise ModelBroken(self._path, f"has two tensors {name!r}")
+                raise ModelBroken(self._path, f"has two tensors {shown(name)}")
             found[name] = self._tensor()
         start = -(-self._at // alignment) * alignment
         return metadata, {name: replace(info, offset=start + info.offset) for name, info in found.items()}

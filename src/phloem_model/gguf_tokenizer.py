@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any
 
-from phloem_model.errors import TokenizerUnsupported
+from phloem_model.errors import TokenizerUnsupported, shown
 from phloem_model.pretokenizers import BOS_BY_DEFAULT, IGNORE_MERGES, NFC, pre_tokenizer
 
 Json = dict[str, Any]
@@ -49,7 +49,7 @@ def convert(metadata: Metadata) -> Json:
         return _byte_level_bpe(metadata, tokens, types)
     if kind == "llama":
         return _sentencepiece_bpe(metadata, tokens, types)
-    raise TokenizerUnsupported(f"the GGUF's tokenizer is of kind {kind!r}; gpt2 and llama can be converted")
+    raise TokenizerUnsupported(f"the GGUF's tokenizer is of kind {shown(kind)}; gpt2 and llama can be converted")
 
 
 def token_texts(metadata: Metadata) -> list[str]:
@@ -62,24 +62,40 @@ def adds_bos(metadata: Metadata) -> bool:
     said = metadata.get("tokenizer.ggml.add_bos_token")
     if said is not None:
         return bool(said)
-    return metadata.get("tokenizer.ggml.model") == "llama" or metadata.get("tokenizer.ggml.pre") in BOS_BY_DEFAULT
+    return metadata.get("tokenizer.ggml.model") == "llama" or _word(metadata, "pre") in BOS_BY_DEFAULT
 
 
 def _tokens(metadata: Metadata) -> tuple[list[str], list[int]]:
-    raw = metadata.get("tokenizer.ggml.tokens")
-    if not isinstance(raw, list) or not raw:
+    raw = _list(metadata, "tokens", str)
+    if not raw:
         raise TokenizerUnsupported("the GGUF has no tokenizer (tokenizer.ggml.tokens is missing)")
     tokens = [text or f"[EMPTY_{index}]" for index, text in enumerate(raw)]
     if len(set(tokens)) != len(tokens):
         raise TokenizerUnsupported("the GGUF's tokenizer has the same token twice")
-    types = metadata.get("tokenizer.ggml.token_type") or [TokenType.NORMAL] * len(tokens)
+    types = _list(metadata, "token_type", int) or [TokenType.NORMAL] * len(tokens)
     if len(types) != len(tokens):
         raise TokenizerUnsupported(f"the GGUF has {len(tokens)} tokens and {len(types)} token types")
     return tokens, [TokenType.CONTROL if text in END_TEXTS else kind for text, kind in zip(tokens, types, strict=True)]
 
 
+def _list(metadata: Metadata, name: str, kind: type) -> list[Any]:
+    """A list of the tokenizer's, every entry of one kind; empty if there is none."""
+    value = metadata.get(f"tokenizer.ggml.{name}", [])
+    if not isinstance(value, list) or not all(isinstance(one, kind) for one in value):
+        raise TokenizerUnsupported(f"the GGUF's tokenizer.ggml.{name} is not a list of {kind.__name__}")
+    return value
+
+
+def _word(metadata: Metadata, name: str) -> str:
+    """A name that the tokenizer goes by, "default" if there is none."""
+    value = metadata.get(f"tokenizer.ggml.{name}", "default")
+    if not isinstance(value, str):
+        raise TokenizerUnsupported(f"the GGUF's tokenizer.ggml.{name} is no text")
+    return value
+
+
 def _byte_level_bpe(metadata: Metadata, tokens: list[str], types: list[int]) -> Json:
-    pre = metadata.get("tokenizer.ggml.pre", "default")
+    pre = _word(metadata, "pre")
     model = {
         "type": "BPE",
         "dropout": None,
@@ -108,10 +124,10 @@ def _byte_level_bpe(metadata: Metadata, tokens: list[str], types: list[int]) -> 
 def _checked_merges(metadata: Metadata, tokens: list[str]) -> list[list[str]]:
     known = frozenset(tokens)
     merges = []
-    for line in metadata.get("tokenizer.ggml.merges", ()):
+    for line in _list(metadata, "merges", str):
         pair = line.split(" ")
         if len(pair) != 2 or pair[0] not in known or pair[1] not in known or "".join(pair) not in known:
-            raise TokenizerUnsupported(f"the GGUF's merge {line!r} does not join two tokens into a third")
+            raise TokenizerUnsupported(f"the GGUF's merge {shown(line)} does not join two tokens into a third")
         merges.append(pair)
     if not merges:
         raise TokenizerUnsupported("the GGUF's gpt2 tokenizer has no merges")
@@ -159,8 +175,8 @@ def _merges_from_scores(metadata: Metadata, tokens: list[str], types: list[int])
     Every way to cut a token into two tokens is a merge with that token's rank. Equal scores would leave the order
     open, so they are refused (converters that did not know the scores wrote one number everywhere).
     """
-    scores = metadata.get("tokenizer.ggml.scores")
-    if not isinstance(scores, list) or len(scores) != len(tokens):
+    scores = _list(metadata, "scores", float)
+    if len(scores) != len(tokens):
         raise TokenizerUnsupported("the GGUF's llama tokenizer has no score for each token")
     known = {text: index for index, text in enumerate(tokens) if types[index] == TokenType.NORMAL}
     joined = [index for text, index in known.items() if len(text) > 1]
@@ -227,6 +243,6 @@ def _special(metadata: Metadata, tokens: list[str], name: str) -> str:
 
 
 def _token_at(tokens: list[str], index: int) -> str:
-    if not 0 <= index < len(tokens):
-        raise TokenizerUnsupported(f"the GGUF names token {index}, and has {len(tokens)} tokens")
+    if not isinstance(index, int) or not 0 <= index < len(tokens):
+        raise TokenizerUnsupported(f"the GGUF names token {shown(index)}, and has {len(tokens)} tokens")
     return tokens[index]

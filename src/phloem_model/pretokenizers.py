@@ -6,7 +6,7 @@ plausible ids, which is why an unknown name is an error.
 
 from typing import Any
 
-from phloem_model.errors import TokenizerUnsupported
+from phloem_model.errors import TokenizerUnsupported, shown
 
 Json = dict[str, Any]
 
@@ -62,4 +62,4 @@ def pre_tokenizer(name: str) -> Json:
         return _BY_NAME[name]
     except KeyError:
         known = ", ".join(sorted(_BY_NAME))
-        raise TokenizerUnsupported(f"the GGUF's pre-tokenizer {name!r} is not known (known: {known})") from None
+        raise TokenizerUnsupported(f"the GGUF's pre-tokenizer {shown(name)} is not known (known: {known})") from None

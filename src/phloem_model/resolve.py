@@ -30,10 +30,13 @@ def resolve(model: str, progress: Progress = _log.info) -> ModelFiles:
     if model in CATALOGUE:
         return files_from_gguf(pull(model, progress), model)
     path = Path(model).expanduser()
-    if path.is_dir():
-        return _from_directory(path.resolve(), path.resolve().name)
-    if path.is_file():
-        return _from_file(path.resolve())
+    try:
+        if path.is_dir():
+            return _from_directory(path.resolve(), path.resolve().name)
+        if path.is_file():
+            return _from_file(path.resolve())
+    except OSError as error:  # what is named by a folder can't be opened
+        raise ModelBroken(Path(error.filename or path), f"cannot be read ({error.strerror})") from error
     if _HUB_ID.fullmatch(model):
         return _from_directory(_hub_folder(model, progress), model)
     raise ModelNotFound(

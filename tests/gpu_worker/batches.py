@@ -6,6 +6,18 @@ import numpy as np
 
 from phloem_gpu_worker.batch import Batch, ScoreSpan, token_positions
 
+from .tiny_models import VOCAB
+
+
+def pages_of(page_size: int, first: int, tokens: int) -> list[int]:
+    """A page table in descending order, so that order of pages and of positions differ."""
+    return list(range(first + tokens // page_size, first - 1, -1))
+
+
+def ids_of(count: int, seed: int) -> list[int]:
+    """Random tokens of a tiny model."""
+    return [int(i) for i in np.random.default_rng(seed).integers(0, VOCAB, count)]
+
 
 def batch_of(
     rows: list[tuple[list[int], int, list[int]]], *, every: bool = False, scores: tuple[ScoreSpan, ...] = ()

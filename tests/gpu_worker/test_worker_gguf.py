@@ -68,9 +68,21 @@ def converted(name: str, weight: Any, config: dict[str, Any]) -> Any:
     return weight.reshape(heads, 2, rows, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
 
 
-def write_gguf(path: Path, folder: Path, more: dict[str, tuple[Any, Any]] | None = None) -> None:
-    """A GGUF with the weights of a saved tiny model, as a converter writes them, and ``more``: bytes and their type by name."""
-    from gguf import GGUFWriter
+def write_gguf(
+    path: Path,
+    folder: Path,
+    more: dict[str, tuple[Any, Any]] | None = None,
+    kind_of: Callable[[str], str] = lambda stored: "F32",
+    leave_out: tuple[str, ...] = (),
+    words: list[str] | None = None,
+) -> None:
+    """A GGUF with the weights of a saved tiny model, as a converter writes them, and ``more``: bytes and their type by name.
+
+    ``kind_of`` says which type a matrix is stored in, by the name it has in the file; ``leave_out`` names weights that are not.
+    ``words`` are the tokens of a byte-level tokenizer, in which "h" and "e" make "he".
+    """
+    from gguf import GGMLQuantizationType, GGUFWriter
+    from gguf.quants import quantize
 
     config = json.loads((folder / "config.json").read_text())
     writer = GGUFWriter(path, config["model_type"])
@@ -82,7 +94,14 @@ def write_gguf(path: Path, folder: Path, more: dict[str, tuple[Any, Any]] | None
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_key_length(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
-    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    writer.add_rope_freq_base((config.get("rope_parameters") or config)["rope_theta"])
+    if words is not None:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("smollm")
+        writer.add_token_list(words)
+        writer.add_token_types([1] * len(words))
+        writer.add_token_merges(["h e"])
+        writer.add_eos_token_id(len(words) - 1)
     source = SafetensorsSource(folder)
     names = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
     inner = {
@@ -91,10 +110,14 @@ def write_gguf(path: Path, folder: Path, more: dict[str, tuple[Any, Any]] | None
         "post_attention_layernorm": "ffn_norm", "q_norm": "attn_q_norm", "k_norm": "attn_k_norm",
     }  # fmt: skip
     for name in source.names():
+        if name in leave_out:
+            continue
         parts = name.split(".")
         layered = parts[0] == "layers"
         stored = f"blk.{parts[1]}.{inner[parts[-2]]}" if layered else names[parts[0]]
-        writer.add_tensor(f"{stored}.{parts[-1]}", converted(name, source.get(name).numpy(), config))
+        weight = converted(name, source.get(name).numpy(), config)
+        kind = GGMLQuantizationType[kind_of(f"{stored}.{parts[-1]}")] if weight.ndim == 2 else GGMLQuantizationType.F32
+        writer.add_tensor(f"{stored}.{parts[-1]}", quantize(weight, kind), raw_dtype=kind)
     for stored, (raw, kind) in (more or {}).items():
         writer.add_tensor(stored, raw, raw_dtype=kind)
     writer.write_header_to_file()

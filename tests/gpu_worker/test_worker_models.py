@@ -17,9 +17,10 @@ from phloem_gpu_worker.load import PoolSize, load_decoder, load_native, make_run
 from phloem_gpu_worker.native import NativeCompute, NativeDecoder
 from phloem_gpu_worker.runner import TorchRunner
 
-from .batches import batch_of
-from .compiled import LEVEL_NAMES, kernels
-from .tiny_models import CONFIGS, VOCAB, load_reference
+from .batches import batch_of, ids_of, pages_of
+from .compiled import EACH_LEVEL, kernels
+from .mixed_rows import assert_rows_are_their_own
+from .tiny_models import CONFIGS, load_reference
 
 Folder = Callable[[str], Path]
 CPU = torch.device("cpu")
@@ -40,15 +41,6 @@ def runner_of(folder: Path, backend: str, page_size: int) -> TorchRunner:
     if attention is None:
         return make_runner(load_native(folder, torch.float32, kernels()), size)
     return make_runner(load_decoder(folder, torch.float32, CPU), size, attention())
-
-
-def pages_of(page_size: int, first: int, tokens: int) -> list[int]:
-    """A page table in descending order, so that order of pages and of positions differ."""
-    return list(range(first + tokens // page_size, first - 1, -1))
-
-
-def ids_of(count: int, seed: int) -> list[int]:
-    return [int(i) for i in np.random.default_rng(seed).integers(0, VOCAB, count)]
 
 
 def reference_logits(folder: Path, ids: list[int]) -> torch.Tensor:
@@ -136,39 +128,14 @@ def test_bfloat16_is_near_float32(model_folder: Folder, backend: str, name: str)
     assert torch.nn.functional.cosine_similarity(logits, expected, dim=-1).min() > 0.99
 
 
-@pytest.mark.parametrize("level", LEVEL_NAMES)
+@pytest.mark.parametrize("level", EACH_LEVEL)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
 def test_a_rows_logits_are_the_same_bit_for_bit_whatever_is_computed_beside_it(
     model_folder: Folder, name: str, dtype: torch.dtype, level: str
 ) -> None:
     """In chunks of any size, beside any others, on any pages."""
-    draw = np.random.default_rng(8)
-    decoder = load_native(model_folder(name), dtype, kernels(level))
-    sequences = [ids_of(int(draw.integers(30, 60)), seed) for seed in range(6)]
-    alone = []
-    for ids in sequences:
-        runner = make_runner(decoder, PoolSize(4, tokens=512))
-        alone.append(runner.forward(batch_of([(ids, 0, pages_of(4, 1, len(ids)))], every=True)).logits)
-    for _ in range(3):
-        runner = make_runner(decoder, PoolSize(4, tokens=512))
-        tables = [pages_of(4, 16 * number, len(ids)) for number, ids in enumerate(sequences)]
-        done = [0] * len(sequences)
-        while any(at < len(ids) for at, ids in zip(done, sequences, strict=True)):
-            rows, which = [], []
-            for number in draw.permutation(len(sequences)).tolist():
-                left = len(sequences[number]) - done[number]
-                if left == 0 or draw.random() < 0.3:
-                    continue
-                count = 1 if draw.random() < 0.5 else int(draw.integers(1, left + 1))
-                rows.append((sequences[number][done[number] : done[number] + count], done[number], tables[number]))
-                which.append((number, done[number] + count))
-            if not rows:
-                continue
-            logits = runner.forward(batch_of(rows)).logits
-            for (number, end), row in zip(which, logits, strict=True):
-                assert torch.equal(row, alone[number][end - 1])
-                done[number] = end
+    assert_rows_are_their_own(load_native(model_folder(name), dtype, kernels(level)))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -41,12 +41,12 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def save_model(name: str, folder: Path) -> None:
-    """Make the model ``name`` with seeded random weights (biases and norms too) and save it."""
+def save_model(name: str, folder: Path, **more: Any) -> None:
+    """Make the model ``name``, with ``more`` settings, of seeded random weights (biases and norms too) and save it."""
     import transformers
 
     kind, settings = CONFIGS[name]
-    config = getattr(transformers, kind)(**{**_SMALL, **settings})
+    config = getattr(transformers, kind)(**{**_SMALL, **settings, **more})
     torch.manual_seed(7)
     auto: Any = transformers.AutoModelForCausalLM
     model = auto.from_config(config, dtype=torch.float32)

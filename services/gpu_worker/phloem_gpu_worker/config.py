@@ -52,6 +52,11 @@ class WorkerConfig:
         _one_of("--device", self.device, DEVICES)
         _one_of("--kernels", self.kernels, KERNELS)
         _one_of("--quantize", self.quantize, QUANTISATIONS)
+        _check(
+            self.quantize == "none" or self.dtype != "float32",
+            "--quantize",
+            f"{self.quantize} computes in bfloat16, not in --dtype float32",
+        )
         _check(bool(self.model.strip()), "--model", "must not be empty")
         size = self.page_size
         _check(1 <= size <= 1024 and size & (size - 1) == 0, "--page-size", f"a power of two up to 1024, not {size}")

@@ -12,6 +12,7 @@ from torch import Tensor
 from .architecture import Architecture, Projections
 from .linear import Linear, linear
 from .loading import Loader
+from .progress import Tick, no_tick
 from .rope import angles, frequencies, rotate
 from .weights import WeightSource
 
@@ -79,18 +80,27 @@ class Decoder:
 
 
 def build(
-    arch: Architecture, source: WeightSource, dtype: torch.dtype, device: torch.device, factors: Tensor | None = None
+    arch: Architecture,
+    source: WeightSource,
+    dtype: torch.dtype,
+    device: torch.device,
+    factors: Tensor | None = None,
+    tick: Tick = no_tick,
 ) -> Decoder:
     """Load a decoder's weights, converted to ``dtype`` on ``device``; each is dropped from the source's form at once.
 
     Args:
         factors: see `rope.frequencies`.
+        tick: called after each layer.
 
     Raises:
         BadWeights: one is missing or has another shape than ``arch`` says.
     """
     load = Loader(source, dtype, device)
-    layers = [_layer(arch, load, f"layers.{index}") for index in range(arch.layers)]
+    layers = []
+    for index in range(arch.layers):
+        layers.append(_layer(arch, load, f"layers.{index}"))
+        tick()
     embedding = load.dense("embed_tokens.weight", (arch.vocab_size, arch.hidden_size))
     tied = arch.tied_embeddings or not source.has("lm_head.weight")
     head = embedding if tied else load.dense("lm_head.weight", (arch.vocab_size, arch.hidden_size))
@@ -104,7 +114,7 @@ def _layer(arch: Architecture, load: Loader, name: str) -> Layer:
     def fused(projections: Projections) -> Linear:
         names, outputs, inputs = projections.names(name), projections.outputs, projections.inputs
         weights = [load.dense(one, (rows, inputs)) for one, rows in zip(names, outputs, strict=True)]
-        return linear(torch.cat(weights), load.bias(names, outputs))
+        return linear(torch.cat(weights), load.bias(names, outputs, wanted=projections.biased))
 
     return Layer(
         input_norm=load.dense(f"{name}.input_layernorm.weight", (hidden,)),

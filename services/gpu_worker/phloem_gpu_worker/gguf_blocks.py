@@ -18,14 +18,14 @@ _Q4_0_ZERO = 8
 
 def _q8_0(blocks: NDArray[np.uint8]) -> Grouped:
     """A scale, 32 signed bytes: [outputs, groups, 34]."""
-    values = np.ascontiguousarray(blocks[..., 2:]).view(np.int8)
+    values = blocks[..., 2:].copy().view(np.int8)
     return Grouped(_flat(values), _halves(blocks, 0))
 
 
 def _q4_0(blocks: NDArray[np.uint8]) -> Grouped:
     """A scale, 16 bytes of two values each: [outputs, groups, 18]."""
     scales = _halves(blocks, 0)
-    # -8 times a half is one, unless it is too large for it: no weight is.
+    # -8 times a half is one, unless it is too large for it: then it is infinite, and whoever loads the weight refuses it.
     return Grouped(_nibbles(blocks[..., 2:]), scales, (scales.float() * -_Q4_0_ZERO).half())
 
 
@@ -40,7 +40,7 @@ def _nibbles(packed: NDArray[np.uint8]) -> Tensor:
 
 
 def _halves(blocks: NDArray[np.uint8], at: int) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(blocks[..., at : at + 2]).view(np.float16)[..., 0].copy())
+    return torch.from_numpy(blocks[..., at : at + 2].copy().view(np.float16)[..., 0])
 
 
 def _flat(values: NDArray[np.generic]) -> Tensor:

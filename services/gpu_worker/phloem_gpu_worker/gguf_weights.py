@@ -1,14 +1,13 @@
 """Weights and architecture from a GGUF file, dequantised.
 
 Two things a converter did are undone or followed here. For the ``llama`` architecture it reordered the rows of the q and k projections
-from "first half, second half" of each head to interleaved pairs; `_unpermute` turns that back (qwen files are not reordered). Llama 3's
+from "first half, second half" of each head to interleaved pairs; `_unpermuted` turns that back (qwen files are not reordered). Llama 3's
 frequency scaling is stored ready-made as a tensor of divisors.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,11 +15,12 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 from numpy.typing import NDArray
 from torch import Tensor
 
-from phloem_model.errors import ModelBroken
+from phloem_model.errors import ModelBroken, shown
 from phloem_model.gguf_header import TensorInfo, read_header
 
-from .architecture import Architecture, RopeScaling
+from .architecture import MOST_LAYERS, Architecture, RopeScaling
 from .errors import BadWeights, UnsupportedModel
+from .fields import Fields
 from .gguf_blocks import GROUPED
 from .grouped import Grouped
 
@@ -40,6 +40,7 @@ LAYER_NAMES = {
 _TOP_NAMES = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
 GROUP = 1 << 16
 """Elements that are dequantised together."""
+_EMBEDDING, _ROPE_FACTORS = "token_embd.weight", "rope_freqs.weight"
 _FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 
 
@@ -48,13 +49,17 @@ class GgufSource:
 
     Raises:
         UnsupportedModel: the file is no GGUF, or of an architecture this decoder does not compute.
+
+    Raises (its methods):
+        BadWeights: a weight is missing, cut short or of an impossible shape.
+        UnsupportedModel: a weight is of a type that can't be dequantised.
     """
 
     def __init__(self, path: Path) -> None:
         try:
             self._fields, self._tensors = read_header(path)
         except ModelBroken as error:
-            raise UnsupportedModel(f"not a readable GGUF file: {error}") from None
+            raise UnsupportedModel(f"not a readable GGUF file: it {error.problem}") from None
         self._bytes = np.memmap(path, np.uint8, "r")
         self.architecture = self._read_architecture()
 
@@ -64,43 +69,54 @@ class GgufSource:
     def get(self, name: str) -> Tensor:
         """The weight as float32, rows in Hugging Face's order."""
         stored = _stored_name(name)
-        if stored not in self._tensors:
-            raise BadWeights(f"weight {name} is missing")
+        order = self._order(stored, self._info(stored))
         weight = self._dequantised(stored)
-        heads = self._permuted(stored)
-        return weight if heads is None else _unpermute(weight, heads)
+        return weight if order is None else weight[order]
 
     def quantised(self, name: str) -> bool:
-        kind = GGMLQuantizationType(self._tensors[_stored_name(name)].kind)
+        kind = GGMLQuantizationType(self._info(_stored_name(name)).kind)
         return kind not in (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16)
 
     def grouped(self, name: str) -> Grouped | None:
         """The weight's own numbers: Q4_0, Q4_1 and Q8_0 only."""
         stored = _stored_name(name)
-        if stored not in self._tensors:
-            raise BadWeights(f"weight {name} is missing")
-        info = self._tensors[stored]
+        info = self._info(stored)
         kind, block, size = _layout(stored, info)
         if kind not in GROUPED or len(info.shape) != 2:
             return None
         blocks = self._raw(stored, info, block, size).reshape(*info.shape[:-1], -1, size)
-        weight = GROUPED[kind](np.array(blocks))
-        heads = self._permuted(stored)
-        if heads is None:
-            return weight
-        return weight.rows(_unpermute(torch.arange(info.shape[0]), heads))
+        weight = GROUPED[kind](blocks)
+        order = self._order(stored, info)
+        return weight if order is None else weight.rows(order)
 
-    def _permuted(self, stored: str) -> int | None:
-        """The number of heads whose rows the converter reordered, if this is such a weight."""
+    def _info(self, stored: str) -> TensorInfo:
+        if stored not in self._tensors:
+            raise BadWeights(f"weight {stored} is missing")
+        return self._tensors[stored]
+
+    def _order(self, stored: str, info: TensorInfo) -> Tensor | None:
+        """Where each row of a weight lies that the converter reordered: int64 [rows]. None for others."""
         if self.architecture.family != "llama" or not stored.startswith("blk."):
             return None
-        return {"attn_q": self.architecture.heads, "attn_k": self.architecture.kv_heads}.get(stored.split(".")[2])
+        arch = self.architecture
+        heads = {"attn_q": arch.heads, "attn_k": arch.kv_heads}.get(stored.split(".")[2])
+        if heads is None:
+            return None
+        if not info.shape or info.shape[0] != heads * arch.head_dim:
+            raise BadWeights(f"weight {stored} has shape {info.shape}, not {heads * arch.head_dim} rows")
+        return _unpermuted(heads, arch.head_dim)
 
     def rope_factors(self) -> Tensor | None:
         """Divisors of the rotary frequencies: float32 [head_dim / 2], or None."""
-        if "rope_freqs.weight" not in self._tensors:
+        if _ROPE_FACTORS not in self._tensors:
             return None
-        return self._dequantised("rope_freqs.weight")
+        wanted = (self.architecture.head_dim // 2,)
+        if self._info(_ROPE_FACTORS).shape != wanted:
+            raise BadWeights(f"weight {_ROPE_FACTORS} has shape {self._info(_ROPE_FACTORS).shape}, not {wanted}")
+        factors = self._dequantised(_ROPE_FACTORS)
+        if not ((factors > 0) & factors.isfinite()).all():
+            raise BadWeights(f"weight {_ROPE_FACTORS} has divisors that are no positive numbers")
+        return factors
 
     def _dequantised(self, stored: str) -> Tensor:
         """A tensor of the file as float32. Blocks are taken in groups that a core's cache holds: the package's own are 16 rows, too small."""
@@ -112,7 +128,8 @@ class GgufSource:
         step = max(1, GROUP // block)
         for first in range(0, blocks, step):
             group = raw[first * size : (first + step) * size]
-            weight[first : first + step] = dequantize(group[None], kind).reshape(-1, block)
+            with np.errstate(all="ignore"):  # a scale that is not a number; whoever loads the weight looks for those
+                weight[first : first + step] = dequantize(group[None], kind).reshape(-1, block)
         return torch.from_numpy(weight.reshape(info.shape))
 
     def _raw(self, stored: str, info: TensorInfo, block: int, size: int) -> NDArray[np.uint8]:
@@ -124,40 +141,42 @@ class GgufSource:
         return raw
 
     def _read_architecture(self) -> Architecture:
-        stored = self._value("general.architecture", "")
-        if stored not in _FAMILIES:
-            raise UnsupportedModel(f"GGUF architecture {stored!r} is not one of {', '.join(_FAMILIES)}")
-
-        def number(key: str, default: Any = None) -> Any:
-            return self._value(f"{stored}.{key}", default)
-
-        heads = int(number("attention.head_count"))
-        hidden = int(number("embedding_length"))
-        layers = int(number("block_count"))
-        head_dim = int(number("attention.key_length", 0) or hidden // heads)
-        if int(number("rope.dimension_count", 0) or head_dim) != head_dim:
-            raise UnsupportedModel("rope.dimension_count other than the head size is not supported")
-        window = number("attention.sliding_window", 0)
+        stored = self._fields.get("general.architecture", "")
+        if not isinstance(stored, str) or stored not in _FAMILIES:
+            raise UnsupportedModel(f"GGUF architecture {shown(stored)} is not one of {', '.join(_FAMILIES)}")
+        fields = Fields(self._fields, "metadata", f"{stored}.")
+        heads = fields.whole("attention.head_count")
+        hidden = fields.whole("embedding_length")
+        layers = fields.whole("block_count", most=MOST_LAYERS)
+        head_dim = fields.whole("attention.key_length", hidden // heads)
+        for name in ("rope.dimension_count", "attention.value_length"):
+            if fields.whole(name, head_dim) != head_dim:
+                raise UnsupportedModel(f"{name} other than the head size is not supported")
+        window = fields.whole("attention.sliding_window", 0, least=0)
         return Architecture(
             family=_FAMILIES[stored],
-            vocab_size=self._tensors["token_embd.weight"].shape[0],
+            vocab_size=self._vocabulary(),
             hidden_size=hidden,
-            intermediate_size=int(number("feed_forward_length")),
+            intermediate_size=fields.whole("feed_forward_length"),
             layers=layers,
             heads=heads,
-            kv_heads=int(number("attention.head_count_kv", 0) or heads),
+            kv_heads=fields.whole("attention.head_count_kv", heads),
             head_dim=head_dim,
-            rms_eps=float(number("attention.layer_norm_rms_epsilon", 1e-6)),
-            context_length=int(number("context_length", 2048)),
-            rope_theta=float(number("rope.freq_base", 10000.0)),
-            rope_scaling=_scaling(number("rope.scaling.type", "none"), number("rope.scaling.factor", 1.0)),
+            rms_eps=fields.number("attention.layer_norm_rms_epsilon", 1e-6, zero=True),
+            context_length=fields.whole("context_length", 2048),
+            rope_theta=fields.number("rope.freq_base", 10000.0),
+            rope_scaling=_scaling(fields),
             tied_embeddings="output.weight" not in self._tensors,
             qk_norm=stored == "qwen3",
-            windows=(int(window) if window else None,) * layers,
+            windows=(window or None,) * layers,
         )
 
-    def _value(self, key: str, default: Any) -> Any:
-        return self._fields.get(key, default)
+    def _vocabulary(self) -> int:
+        """How many tokens there are embeddings of."""
+        info = self._info(_EMBEDDING)
+        if len(info.shape) != 2:
+            raise BadWeights(f"weight {_EMBEDDING} has shape {info.shape}, which is no matrix")
+        return info.shape[0]
 
 
 def _layout(stored: str, info: TensorInfo) -> tuple[GGMLQuantizationType, int, int]:
@@ -168,8 +187,11 @@ def _layout(stored: str, info: TensorInfo) -> tuple[GGMLQuantizationType, int, i
         dequantize(np.zeros((1, size), np.uint8), kind)
     except (ValueError, KeyError, NotImplementedError):
         raise UnsupportedModel(f"weight {stored} is of a type that can't be dequantised ({info.kind})") from None
-    if info.shape and info.shape[-1] % block:
-        raise BadWeights(f"weight {stored} has rows of {info.shape[-1]}, no multiple of its type's {block}")
+    if not all(info.shape):
+        raise BadWeights(f"weight {stored} is empty: its shape is {info.shape}")
+    row = info.shape[-1] if info.shape else 1
+    if row % block:
+        raise BadWeights(f"weight {stored} has rows of {row}, no multiple of its type's {block}")
     return kind, block, size
 
 
@@ -182,14 +204,15 @@ def _stored_name(name: str) -> str:
     return f"{_TOP_NAMES.get(stem, stem)}.{kind}"
 
 
-def _unpermute(weight: Tensor, heads: int) -> Tensor:
+def _unpermuted(heads: int, head_dim: int) -> Tensor:
     """Interleaved pairs back to halves: row 2i + j of a head becomes row i + j * head_dim / 2."""
-    return weight.view(heads, -1, 2, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
+    return torch.arange(heads * head_dim).view(heads, head_dim // 2, 2).transpose(1, 2).flatten()
 
 
-def _scaling(kind: str, factor: float) -> RopeScaling | None:
+def _scaling(fields: Fields) -> RopeScaling | None:
+    kind = fields.text("rope.scaling.type", "none")
     if kind in ("none", ""):
         return None
     if kind == "linear":
-        return RopeScaling("linear", float(factor))
-    raise UnsupportedModel(f"GGUF rope scaling {kind!r} is not supported")
+        return RopeScaling("linear", fields.number("rope.scaling.factor", 1.0))
+    raise UnsupportedModel(f"GGUF rope scaling {shown(kind)} is not supported")

@@ -9,6 +9,8 @@ from torch import Tensor
 
 GROUP = 32
 """Inputs per group: the size that GGUF's Q4_0, Q4_1 and Q8_0 have."""
+_AT_ONCE = 1 << 22
+"""Numbers that are rounded together: what is needed meanwhile is a few times their float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +52,33 @@ def joined(parts: list[Grouped]) -> Grouped:
 
 
 def quantise(weight: Tensor, bits: int) -> Grouped:
-    """Round ``weight`` [outputs, inputs] to 8 bits (symmetric) or 4 (between each group's least and largest)."""
+    """Round ``weight`` [outputs, inputs] to 8 bits (symmetric) or 4 (between each group's least and largest).
+
+    Scales and offsets are not finite where the group's numbers are not, or are too large for them.
+    """
+    rows = max(1, _AT_ONCE // weight.shape[1])
+    return joined([_rounded(part, bits) for part in torch.split(weight, rows)])
+
+
+def _rounded(weight: Tensor, bits: int) -> Grouped:
     outputs, inputs = weight.shape
-    groups = weight.float().view(outputs, inputs // GROUP, GROUP)
+    groups = weight.float().reshape(outputs, inputs // GROUP, GROUP)
     if bits == 8:
-        scales = (groups.abs().amax(dim=2) / 127).half()
+        scales = _scales(groups.abs().amax(dim=2), 127)
         values = _divided(groups, scales).clamp(-127, 127).to(torch.int8)
         return Grouped(values.view(outputs, inputs), scales)
-    least, most = groups.amin(dim=2), groups.amax(dim=2)
-    offsets, scales = least.half(), ((most - least) / 15).half()
-    values = _divided(groups - offsets.float()[:, :, None], scales).clamp(0, 15).to(torch.uint8)
+    offsets = groups.amin(dim=2).half()
+    above = groups - offsets.float()[:, :, None]
+    scales = _scales(above.amax(dim=2).clamp(min=0), 15)
+    values = _divided(above, scales).clamp(0, 15).to(torch.uint8)
     return Grouped(values.view(outputs, inputs), scales, offsets)
+
+
+def _scales(most: Tensor, units: int) -> Tensor:
+    """What a unit is if ``units`` of them make ``most``, as halves. Small ones are far apart: the next larger where values would be cut."""
+    scales = (most / units).half()
+    cut = scales.float() * (units + 0.5) < most
+    return torch.where(cut, (scales.view(torch.int16) + 1).view(torch.half), scales)
 
 
 def _divided(groups: Tensor, scales: Tensor) -> Tensor:

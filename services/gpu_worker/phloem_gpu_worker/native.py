@@ -16,6 +16,7 @@ from .kernels.memory import aligned
 from .kernels.packing import Packed, alternate, alternate_bias, pack
 from .kernels.team import BatchView, Kernels
 from .loading import Loader
+from .progress import Tick, no_tick
 from .rope import frequencies
 from .weights import WeightSource
 
@@ -100,12 +101,14 @@ def build_native(
     kernels: Kernels,
     factors: Tensor | None = None,
     quantisation: str = "none",
+    tick: Tick = no_tick,
 ) -> NativeDecoder:
     """Load and pack a model's weights; each is dropped in its stored form at once.
 
     Args:
         factors: see `rope.frequencies`.
         quantisation: one of `loading.QUANTISATIONS`; all but ``none`` need bfloat16.
+        tick: called after each layer.
 
     Raises:
         BadWeights: a weight is missing, or has another shape than ``arch`` says.
@@ -117,7 +120,10 @@ def build_native(
     if reason is not None:
         raise UnsupportedModel(reason)
     load = Loader(source, dtype, torch.device("cpu"), quantisation)
-    layers = [_layer(arch, load, f"layers.{index}") for index in range(arch.layers)]
+    layers = []
+    for index in range(arch.layers):
+        layers.append(_layer(arch, load, f"layers.{index}"))
+        tick()
     shape = (arch.vocab_size, arch.hidden_size)
     tied = arch.tied_embeddings or not load.has("lm_head.weight")
     head = pack(load.matrix("embed_tokens.weight" if tied else "lm_head.weight", shape, _HEAD_BITS))
@@ -145,7 +151,7 @@ def _layer(arch: Architecture, load: Loader, name: str) -> NativeLayer:
 def _stacked(load: Loader, layer: str, projections: Projections) -> Packed:
     names = projections.names(layer)
     weight = load.stacked(names, projections.outputs, projections.inputs)
-    return pack(weight, load.bias(names, projections.outputs))
+    return pack(weight, load.bias(names, projections.outputs, wanted=projections.biased))
 
 
 def _gate_up(load: Loader, layer: str, projections: Projections) -> Packed:

@@ -6,11 +6,18 @@ import json
 from pathlib import Path
 from typing import Any, Protocol
 
-from safetensors import safe_open
+import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
+
+from phloem_model.errors import shown
 
 from .errors import BadWeights
 from .grouped import Grouped
+
+_INDEX = "model.safetensors.index.json"
+_NUMBERS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+"""What weights may be stored in. Whole numbers and eight-bit floats are parts of quantisations that need more than the weight itself."""
 
 
 class WeightSource(Protocol):
@@ -32,10 +39,14 @@ class WeightSource(Protocol):
 
 
 class SafetensorsSource:
-    """A folder of ``*.safetensors``, sharded or not. Files stay open (memory-mapped) as long as this object lives."""
+    """A folder of ``*.safetensors``, sharded or not. Files stay open (memory-mapped) as long as this object lives.
+
+    Raises:
+        BadWeights: there are no files, one is missing or damaged.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self._open: dict[Path, Any] = {file: safe_open(file, framework="pt") for file in _files(folder)}
+        self._open: dict[Path, Any] = {file: _opened(file) for file in _files(folder)}
         self._names = {
             _canonical(name): (file, name) for file, tensors in self._open.items() for name in _keys(tensors)
         }
@@ -51,7 +62,13 @@ class SafetensorsSource:
         if name not in self._names:
             raise BadWeights(f"weight {name} is missing")
         file, stored = self._names[name]
-        tensor: Tensor = self._open[file].get_tensor(stored)
+        try:
+            tensor: Tensor = self._open[file].get_tensor(stored)
+        except (SafetensorError, OSError, ValueError, RuntimeError) as error:
+            raise BadWeights(f"weight {name} in {file.name} can't be read: {_line(error)}") from None
+        if tensor.dtype not in _NUMBERS:
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            raise BadWeights(f"weight {name} in {file.name} is stored as {dtype}, which is no floating-point weight")
         return tensor
 
     def quantised(self, name: str) -> bool:
@@ -59,6 +76,18 @@ class SafetensorsSource:
 
     def grouped(self, name: str) -> Grouped | None:
         return None
+
+
+def _opened(file: Path) -> Any:
+    try:
+        return safe_open(file, framework="pt")
+    except (SafetensorError, OSError, ValueError) as error:
+        raise BadWeights(f"{file.name} can't be read: {_line(error)}") from None
+
+
+def _line(error: Exception) -> str:
+    """What a library said, on one line."""
+    return " ".join(str(error).split())[:200]
 
 
 def _keys(tensors: Any) -> list[str]:
@@ -69,15 +98,30 @@ def _keys(tensors: Any) -> list[str]:
 
 def _files(folder: Path) -> list[Path]:
     """The files the index names, or all of them. Raises `BadWeights` if there are none."""
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-        files = [folder / name for name in sorted(set(shards))]
-    else:
-        files = sorted(folder.glob("*.safetensors"))
-    if not files or not all(file.exists() for file in files):
-        raise BadWeights("the model's folder has no safetensors files, or lacks one that its index names")
+    index = folder / _INDEX
+    files = [folder / name for name in _named_by(index)] if index.exists() else sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise BadWeights("the model's folder has no safetensors files")
+    missing = next((file for file in files if not file.is_file()), None)
+    if missing is not None:
+        raise BadWeights(f"{missing.name} is missing, though {_INDEX} names it")
     return files
+
+
+def _named_by(index: Path) -> list[str]:
+    """Names of the files in an index, each once. They are files beside it."""
+    try:
+        document = json.loads(index.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise BadWeights(f"{_INDEX} can't be read as JSON: {_line(error)}") from None
+    shards = document.get("weight_map") if isinstance(document, dict) else None
+    if not isinstance(shards, dict):
+        raise BadWeights(f"{_INDEX} has no weight_map")
+    names = list(shards.values())
+    strange = next((name for name in names if not isinstance(name, str) or name != Path(name).name), None)
+    if strange is not None:
+        raise BadWeights(f"{_INDEX} names {shown(strange)}, which is no file beside it")
+    return sorted(set(names))
 
 
 def _canonical(name: str) -> str:
