@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from phloem_bus.run import settling
 from tests.ports import free_port
 
 from .server import NatsServer
@@ -194,3 +196,22 @@ def test_flags_beat_variables_and_version_is_shown() -> None:
         output, _ = process.communicate(timeout=15)
         assert process.returncode == 0
         assert output.startswith("phloem 0.")
+
+
+def test_what_the_start_made_is_out_of_garbage_collection_once_it_is_ready() -> None:
+    told: list[bool] = []
+    before, kept = gc.get_freeze_count(), [object(), [1]]
+    try:
+        tell = settling(told.append)
+        tell(False)
+        assert gc.get_freeze_count() == before
+        tell(True)
+        frozen = gc.get_freeze_count()
+        assert frozen > before
+        later: list[list[int]] = [[] for _ in range(100)]
+        tell(False)
+        tell(True)
+        assert gc.get_freeze_count() <= frozen  # nothing that came later
+        assert (told, len(later), len(kept)) == ([False, True, False, True], 100, 2)
+    finally:
+        gc.unfreeze()
