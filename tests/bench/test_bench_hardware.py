@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +15,9 @@ from phloem.bench.hardware.aims import aims
 from phloem.bench.hardware.bed import prompt_flops
 from phloem.bench.hardware.figures import DECODE, PREFILL, Limits, Row, Sample, middle, rows_of
 from phloem.bench.hardware.limits import Memory
+from phloem.bench.hardware.neighbours import Neighbours, busy_s
 from phloem.bench.hardware.plan import HardwarePlan
-from phloem.bench.hardware.report import verdicts
+from phloem.bench.hardware.report import disturbance, verdicts
 from phloem.bench.hardware.run import HardwareOutcome
 from phloem_gpu_worker.architecture import Architecture
 
@@ -82,6 +84,41 @@ def test_the_work_of_a_prompt() -> None:
     assert prompt_flops(arch, 5) == 2 * (3 * (5 * block + 2 * pairs * 8) + 100 * 8)
 
 
+STAT = """cpu  900 900 900 900 900 900 900 900 900 900
+cpu0 100 20 30 1000 50 5 5 10 7 7
+cpu1 200 0 0 2000 0 0 0 0 0 0
+cpu11 9999 0 0 0 0 0 0 0 0 0
+intr 1 2 3
+"""
+
+
+def test_a_core_is_busy_when_it_neither_idles_nor_waits_for_a_disk() -> None:
+    assert busy_s(STAT, [0], ticks=100) == pytest.approx(1.7)
+    assert busy_s(STAT, [0, 1], ticks=100) == pytest.approx(3.7)
+
+
+def test_what_others_compute_meanwhile_is_told() -> None:
+    seconds = iter([0.0, 30.0])
+    core = min(os.sched_getaffinity(0))
+    ticks = os.sysconf("SC_CLK_TCK")
+    texts = iter([f"cpu{core} 0 0 0 0 0 0 0 0", f"cpu{core} {20 * ticks} 0 {10 * ticks} 0 0 0 0 0"])
+    moments = iter([5.0, 25.0])
+    watch = Neighbours(lambda: next(texts), lambda: next(seconds) / 2, lambda: next(moments))
+    others = watch.cores()
+    assert others == pytest.approx((30 - 15) / 20)
+    outcome = HardwareOutcome("some", "bfloat16", "avx2", 2, others=others)
+    assert "others used 0.8 cores" in disturbance(outcome)
+    for quiet in (0.0, 0.05, None):
+        assert disturbance(replace(outcome, others=quiet)) == ""
+
+
+def test_nobody_says_who_computes() -> None:
+    def missing() -> str:
+        raise FileNotFoundError("/proc/stat")
+
+    assert Neighbours(missing).cores() is None
+
+
 def test_memory_is_read_in_several_ways_and_all_of_it_was_written() -> None:
     rates = Memory(1 << 20).rates(tries=2)
     assert len(rates) > 2
@@ -112,6 +149,8 @@ def test_a_small_run_measures_all_and_writes_what_it_says(tmp_path: Path) -> Non
     assert document["weight_bytes"]["int4"] < document["weight_bytes"]["int8"] < document["weight_bytes"]["none"]
     assert len(document["samples"]) == 2 * len(sizes)
     assert len(document["aims"]) == 6
+    assert document["others_cores"] >= 0
+    assert ("NOT quiet" in result.output) is (document["others_cores"] > 0.1)
     for aim in document["aims"]:
         assert f"{'held' if aim['holds'] else 'NOT held'}: {aim['text']}" in result.output
     assert picture.read_bytes().startswith(b"\x89PNG")

@@ -110,7 +110,7 @@ def _measured(plan: HardwarePlan, quiet: bool) -> HardwareOutcome:
 
 
 def _report(plan: HardwarePlan, outcome: HardwareOutcome, output: Path | None, picture: Path | None) -> None:
-    from .report import as_json, tables, verdicts
+    from .report import as_json, disturbance, tables, verdicts
 
     console = Console()
     if not console.is_terminal:
@@ -119,6 +119,8 @@ def _report(plan: HardwarePlan, outcome: HardwareOutcome, output: Path | None, p
         console.print(table)
     for line in verdicts(outcome):
         console.print(line, highlight=False, markup=False)
+    if told := disturbance(outcome):
+        console.print(told, highlight=False, markup=False)
     if output is not None:
         output.write_bytes(as_json(plan, outcome))
     if picture is not None:

@@ -14,6 +14,7 @@ from rich.table import Table
 from ..aim import Aim
 from .aims import aim_of, aims
 from .figures import DECODE, PREFILL, Row
+from .neighbours import QUIET
 from .plan import HardwarePlan
 from .run import HardwareOutcome
 
@@ -36,6 +37,13 @@ def verdicts(outcome: HardwareOutcome) -> Iterator[str]:
         yield f"{_verdict(aim)}: {aim.text}: {aim.value:.2f} {aim.unit}, aim {_bound(aim)}"
 
 
+def disturbance(outcome: HardwareOutcome) -> str:
+    """A line that says so if the machine was not quiet, else ""."""
+    if outcome.others is None or outcome.others <= QUIET:
+        return ""
+    return f"NOT quiet: others used {outcome.others:.1f} cores meanwhile; these figures say little about this machine"
+
+
 def as_json(plan: HardwarePlan, outcome: HardwareOutcome) -> bytes:
     """Everything that was measured."""
     document = {
@@ -48,6 +56,7 @@ def as_json(plan: HardwarePlan, outcome: HardwareOutcome) -> bytes:
         "dtype": outcome.dtype,
         "kernels": outcome.level,
         "threads": outcome.threads,
+        "others_cores": outcome.others,
         "weight_bytes": outcome.weight_bytes,
         "limits": {
             **asdict(outcome.limit),

@@ -20,6 +20,7 @@ from phloem_model import resolve
 from .bed import Bed, prompt_flops
 from .figures import DECODE, PREFILL, Limits, Row, Sample, middle, rows_of
 from .limits import Memory, Products
+from .neighbours import Neighbours
 from .plan import HardwarePlan
 
 CPU = torch.device("cpu")
@@ -55,6 +56,8 @@ class HardwareOutcome:
     """What a decode step reads, by quantisation."""
     samples: list[Sample] = field(default_factory=list)
     limits: list[Limits] = field(default_factory=list)
+    others: float | None = None
+    """Cores' worth of time that others used meanwhile; None = nobody says."""
 
     @property
     def rows(self) -> list[Row]:
@@ -85,6 +88,7 @@ def hardware(plan: HardwarePlan, on_step: Callable[[str], None] = lambda name: N
         outcome = HardwareOutcome(subject.name, dtype, subject.kernels.level, subject.threads.count)
         memory = Memory(plan.buffer_mb << 20)
         products = Products(subject.arch, subject.dtype, subject.kernels, plan.square, SHAPE_ROWS)
+        neighbours = Neighbours()
         with closing(Bed(load_decoder(subject.weights, subject.dtype, CPU), plan)) as theirs:
             for quantize in plan.quantize:
                 on_step(f"{quantize}: loading")
@@ -99,6 +103,7 @@ def hardware(plan: HardwarePlan, on_step: Callable[[str], None] = lambda name: N
                         outcome.limits.append(limits)
                         outcome.samples += one.samples(limits)
                 del decoder
+        outcome.others = neighbours.cores()
     return outcome
 
 
