@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -12,8 +11,13 @@ from torch import Tensor
 from .batch import Batch
 from .kv_pool import KvPool
 
-AttendLayer = Callable[[int, Tensor], Tensor]
-"""(layer, q [T, heads, head_dim]) -> [T, heads * head_dim]; k and v of all rows are in the pool by now: one may read what another wrote."""
+
+class AttendLayer(Protocol):
+    """Attention of one layer; k and v of all rows are in the pool by now: one may read what another wrote."""
+
+    def __call__(self, layer: int, q: Tensor, scale: float | None = None) -> Tensor:
+        """q [T, heads, head_dim] -> [T, heads * head_dim]; scores are multiplied by ``scale``, head_dim**-0.5 if None."""
+        ...
 
 
 class AttentionBackend(Protocol):
@@ -33,25 +37,27 @@ class ReferenceAttention:
     def prepare(self, batch: Batch, pool: KvPool, windows: tuple[int | None, ...]) -> AttendLayer:
         firsts = np.cumsum(batch.counts) - batch.counts
 
-        def attend(layer: int, q: Tensor) -> Tensor:
+        def attend(layer: int, q: Tensor, scale: float | None = None) -> Tensor:
             outputs = []
             for row, first in enumerate(firsts):
                 count, start = int(batch.counts[row]), int(batch.starts[row])
                 table = torch.as_tensor(batch.tables[row], device=q.device)
                 k = pool.keys[layer][table].flatten(0, 1)[: start + count]
                 v = pool.values[layer][table].flatten(0, 1)[: start + count]
-                outputs.append(_row_attention(q[first : first + count], k, v, start, windows[layer]))
+                outputs.append(_row_attention(q[first : first + count], k, v, start, windows[layer], scale))
             return torch.cat(outputs).to(q.dtype)
 
         return attend
 
 
-def _row_attention(q: Tensor, k: Tensor, v: Tensor, start: int, window: int | None) -> Tensor:
+def _row_attention(
+    q: Tensor, k: Tensor, v: Tensor, start: int, window: int | None, scale: float | None = None
+) -> Tensor:
     """q [S, heads, D] at positions from ``start`` on over k, v [L, kv_heads, D]: float32 [S, heads * D]."""
     group = q.shape[1] // k.shape[1]
     keys = k.float().repeat_interleave(group, dim=1)
     values = v.float().repeat_interleave(group, dim=1)
-    scores = torch.einsum("shd,lhd->hsl", q.float(), keys) * q.shape[-1] ** -0.5
+    scores = torch.einsum("shd,lhd->hsl", q.float(), keys) * (q.shape[-1] ** -0.5 if scale is None else scale)
     visible = causal_mask(start, q.shape[0], k.shape[0], window, q.device)
     weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
     return torch.einsum("hsl,lhd->shd", weights, values).flatten(1)

@@ -20,8 +20,8 @@ from .transfer import upload
 _SHORTEST_GROUP = 128
 """Rows up to this many tokens share one group: below it, launching a kernel costs more than padding."""
 
-Part = Callable[[int, Tensor, Tensor], None]
-"""(layer, q [T, heads, D], output [T, heads, D]): compute some rows' share of the output."""
+Part = Callable[[int, Tensor, Tensor, float | None], None]
+"""(layer, q [T, heads, D], output [T, heads, D], scale of scores): compute some rows' share of the output."""
 
 
 class TorchAttention:
@@ -37,10 +37,10 @@ class TorchAttention:
         for row in np.flatnonzero(~single):
             parts.append(_extend_part(batch, pool, windows, int(row), int(firsts[row])))
 
-        def attend(layer: int, q: Tensor) -> Tensor:
+        def attend(layer: int, q: Tensor, scale: float | None = None) -> Tensor:
             output = torch.empty_like(q)
             for part in parts:
-                part(layer, q, output)
+                part(layer, q, output, scale)
             return output.flatten(1)
 
         return attend
@@ -65,14 +65,14 @@ def _decode_part(batch: Batch, pool: KvPool, windows: tuple[int | None, ...], ro
         for window in dict.fromkeys(windows)
     }
 
-    def part(layer: int, q: Tensor, output: Tensor) -> None:
+    def part(layer: int, q: Tensor, output: Tensor, scale: float | None) -> None:
         kv_heads, size = pool.keys[layer].shape[2:]
         shape = (len(rows), pages * pool.page_size, kv_heads, size)
         k = pool.keys[layer].index_select(0, table).view(shape).transpose(1, 2)
         v = pool.values[layer].index_select(0, table).view(shape).transpose(1, 2)
         own = q if everything else q.index_select(0, at)
         result = F.scaled_dot_product_attention(
-            own.reshape(len(rows), kv_heads, -1, size), k, v, attn_mask=masks[windows[layer]]
+            own.reshape(len(rows), kv_heads, -1, size), k, v, attn_mask=masks[windows[layer]], scale=scale
         ).reshape(len(rows), -1, size)
         if everything:
             output.copy_(result)
@@ -105,12 +105,14 @@ def _extend_part(batch: Batch, pool: KvPool, windows: tuple[int | None, ...], ro
         for window in dict.fromkeys(windows)
     }
 
-    def part(layer: int, q: Tensor, output: Tensor) -> None:
+    def part(layer: int, q: Tensor, output: Tensor, scale: float | None) -> None:
         k = pool.keys[layer].index_select(0, table).flatten(0, 1)[:length].transpose(0, 1)[None]
         v = pool.values[layer].index_select(0, table).flatten(0, 1)[:length].transpose(0, 1)[None]
         mask = masks[windows[layer]]
         own = q[first : first + count].transpose(0, 1)[None]
-        result = F.scaled_dot_product_attention(own, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
+        result = F.scaled_dot_product_attention(
+            own, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
+        )
         output[first : first + count] = result[0].transpose(0, 1)
 
     return part

@@ -17,6 +17,7 @@ from .kernels.team import Kernels
 from .load import PoolSize
 from .memory import SHARE, Free, free_memory
 from .native import unsuited
+from .outline import Outline
 
 _GIB = 2**30
 
@@ -67,6 +68,15 @@ def pick_kernels(
             return Computing(Kernels(path, threads.count, cores=threads.cores))
         except NoKernels as error:
             reason = str(error)
+    return without_kernels(config, reason)
+
+
+def without_kernels(config: WorkerConfig, reason: str) -> Computing:
+    """Torch, and why.
+
+    Raises:
+        ConfigError: as `pick_kernels`.
+    """
     if config.quantize != "none":
         raise ConfigError("--quantize", f"{config.quantize} needs the compiled kernels: {reason}")
     if config.kernels not in ("auto", "torch"):
@@ -82,7 +92,7 @@ def _why_not(config: WorkerConfig, arch: Architecture, dtype: torch.dtype, devic
     return unsuited(arch, dtype)
 
 
-def pick_pool(config: WorkerConfig, arch: Architecture, dtype: torch.dtype, free: Free | None = None) -> PoolSize:
+def pick_pool(config: WorkerConfig, arch: Outline, dtype: torch.dtype, free: Free | None = None) -> PoolSize:
     """How large the KV pool is: what is asked for, else a share of the memory that is free once the weights are loaded.
 
     Raises:

@@ -8,22 +8,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .architecture import Architecture
 from .attention import AttentionBackend
 from .batch import Batch, Ints
 from .decoder import Decoder
 from .kv_pool import KvPool
+from .outline import Outline
 from .transfer import upload
 
 
 class Compute(Protocol):
-    """A model with a pool. Attributes: the model's shape, what it computes in and where, the pages that may be planned."""
+    """A model with a pool. Attributes: what it computes in and where, the pages that may be planned."""
 
-    arch: Architecture
     dtype: torch.dtype
     device: torch.device
     pages: int
     page_size: int
+
+    @property
+    def arch(self) -> Outline:
+        """The model's shape."""
+        ...
 
     def hidden(self, batch: Batch, tokens: Tensor) -> Tensor:
         """Normalised last hidden states [T, hidden] of ``tokens`` int64 [T]; their K and V are in the pool then."""
@@ -53,11 +57,11 @@ class TorchCompute:
 
     def hidden(self, batch: Batch, tokens: Tensor) -> Tensor:
         """See `Compute.hidden`."""
-        addresses = upload(self._addresses(batch), self.device)
+        at = upload(addresses(batch, self.page_size), self.device)
         attend_layer = self._attention.prepare(batch, self._pool, self.arch.windows)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            self._pool.store(layer, addresses, k, v)
+            self._pool.store(layer, at, k, v)
             return attend_layer(layer, q)
 
         return self._decoder.hidden(tokens, upload(batch.positions, self.device), attend)
@@ -70,8 +74,8 @@ class TorchCompute:
         """See `Compute.scrub`."""
         self._pool.scrub(pages)
 
-    def _addresses(self, batch: Batch) -> Ints:
-        """Flat pool address of each token [T]."""
-        rows = np.repeat(np.arange(len(batch.counts)), batch.counts)
-        size = self.page_size
-        return batch.tables[rows, batch.positions // size] * size + batch.positions % size
+
+def addresses(batch: Batch, page_size: int) -> Ints:
+    """Flat pool address of each token [T]."""
+    rows = np.repeat(np.arange(len(batch.counts)), batch.counts)
+    return batch.tables[rows, batch.positions // page_size] * page_size + batch.positions % page_size

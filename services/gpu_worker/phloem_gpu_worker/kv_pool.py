@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .architecture import Architecture
+from .outline import Outline
 
 
 class KvPool:
@@ -18,9 +18,7 @@ class KvPool:
     still spoil a row (0 * NaN), so padding must never read what another row wrote.
     """
 
-    def __init__(
-        self, arch: Architecture, pages: int, page_size: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, arch: Outline, pages: int, page_size: int, dtype: torch.dtype, device: torch.device) -> None:
         shape = (pages + 1, page_size, arch.kv_heads, arch.head_dim)
         self.pages = pages
         self._clean = device.type != "cpu"

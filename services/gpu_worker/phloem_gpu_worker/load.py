@@ -15,11 +15,13 @@ from .compute import TorchCompute
 from .decoder import Decoder, build
 from .errors import UnsupportedModel
 from .gguf_weights import GgufSource
+from .hf_compute import HfCompute, HfModel
 from .hf_config import read_config
 from .kernels.team import Kernels
 from .kv_pool import KvPool
 from .linear import can_pack
 from .native import NativeCompute, NativeDecoder, build_native
+from .outline import Outline
 from .runner import TorchRunner
 from .weights import SafetensorsSource, WeightSource
 
@@ -35,7 +37,7 @@ class PoolSize:
     tokens: int | None = None
     memory_bytes: int = 2 << 30
 
-    def pages(self, arch: Architecture, dtype: torch.dtype) -> int:
+    def pages(self, arch: Outline, dtype: torch.dtype) -> int:
         """Whole pages of the pool."""
         per_token = arch.kv_bytes_per_token * dtype.itemsize // 2
         tokens = self.tokens if self.tokens is not None else min(self.memory_bytes // per_token, MOST_DEFAULT_TOKENS)
@@ -78,14 +80,17 @@ def load_native(weights: Path, dtype: torch.dtype, kernels: Kernels, quantisatio
 
 
 def make_runner(
-    decoder: Decoder | NativeDecoder, size: PoolSize, attention: AttentionBackend | None = None
+    decoder: Decoder | NativeDecoder | HfModel, size: PoolSize, attention: AttentionBackend | None = None
 ) -> TorchRunner:
     """A runner with an empty pool; what torch computes has `TorchAttention` by default."""
     pages = size.pages(decoder.arch, decoder.dtype)
     if isinstance(decoder, NativeDecoder):
         return TorchRunner(NativeCompute(decoder, pages, size.page_size))
     pool = KvPool(decoder.arch, pages, size.page_size, decoder.dtype, decoder.device)
-    return TorchRunner(TorchCompute(decoder, pool, attention or TorchAttention()))
+    attention = attention or TorchAttention()
+    if isinstance(decoder, HfModel):
+        return TorchRunner(HfCompute(decoder, pool, attention))
+    return TorchRunner(TorchCompute(decoder, pool, attention))
 
 
 def pick_device(name: str) -> torch.device:

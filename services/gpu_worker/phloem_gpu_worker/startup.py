@@ -12,16 +12,20 @@ from phloem_bus.errors import ConfigError
 from phloem_model import ModelError, ModelFiles, resolve
 from phloem_proto.messages import Profile, WorkerProfile
 
-from .choices import pick_kernels, pick_pool, pick_threads
+from .choices import Computing, Threads, pick_kernels, pick_pool, pick_threads, without_kernels
 from .config import WorkerConfig
 from .core import Limits, WorkerCore
 from .decoder import Decoder, build
 from .errors import WorkerError
 from .grammar_desk import GrammarDesk
+from .hf_compute import HfModel
+from .hf_load import load_hf
+from .hf_rules import other_family
 from .keys import SAMPLER_VERSION
 from .load import make_runner, open_files, pick_device, pick_dtype
 from .matchers import Engines
 from .native import NativeDecoder, build_native
+from .progress import bar
 from .runner import Runner
 from .stand_in import StandInRunner
 from .threads import DaemonPool
@@ -57,9 +61,12 @@ def load(config: WorkerConfig, served_name: str, runner: Runner | None = None) -
         return _without_model(config, served_name, runner)
     try:
         files = resolve(config.model)
-        runner = _load_runner(config, files)
-    except (ModelError, WorkerError) as error:
+    except ModelError as error:
         raise ConfigError("--model", str(error)) from error
+    try:
+        runner = _load_runner(config, files)
+    except WorkerError as error:
+        raise ConfigError("--model", f"{files.weights}: {error}") from error
     return assemble(config, served_name, runner, files, _desk(files))
 
 
@@ -68,18 +75,10 @@ def _load_runner(config: WorkerConfig, files: ModelFiles) -> Runner:
         raise ConfigError("--device", "cuda is asked for, but torch sees none")
     began = time.perf_counter()
     device = pick_device(config.device)
-    dtype = pick_dtype(config.dtype, device)
-    opened = open_files(files.weights)
+    dtype = pick_dtype("bfloat16" if config.quantize != "none" else config.dtype, device)
     threads = pick_threads(config)
     torch.set_num_threads(threads.count)
-    computing = pick_kernels(config, opened.arch, dtype, device, threads)
-    decoder: Decoder | NativeDecoder
-    if computing.kernels is None:
-        decoder = build(opened.arch, opened.source, dtype, device, opened.factors)
-        if computing.reason != "--kernels torch" and device.type == "cpu":
-            _log.warning("torch computes, which is slower: %s", computing.reason)
-    else:
-        decoder = build_native(opened.arch, opened.source, dtype, computing.kernels, opened.factors, config.quantize)
+    decoder, computing = _load_model(config, files, dtype, device, threads)
     size = pick_pool(config, decoder.arch, dtype)
     runner = make_runner(decoder, size)
     _log.info(
@@ -89,7 +88,7 @@ def _load_runner(config: WorkerConfig, files: ModelFiles) -> Runner:
         runner.capacity.dtype,
         "" if config.quantize == "none" else f", weights {config.quantize}",
         device,
-        "torch" if computing.kernels is None else f"{computing.kernels.level} kernels",
+        _means(decoder, computing),
         threads.count,
         threads.reason,
         runner.capacity.pages * config.page_size,
@@ -97,6 +96,35 @@ def _load_runner(config: WorkerConfig, files: ModelFiles) -> Runner:
         _why_so_much(config),
     )
     return runner
+
+
+def _load_model(
+    config: WorkerConfig, files: ModelFiles, dtype: torch.dtype, device: torch.device, threads: Threads
+) -> tuple[Decoder | NativeDecoder | HfModel, Computing]:
+    family = other_family(files.weights)
+    if family is not None:
+        computing = without_kernels(config, f"there are none for model_type {family!r}, which transformers computes")
+        return load_hf(files.weights, dtype, device), computing
+    opened = open_files(files.weights)
+    computing = pick_kernels(config, opened.arch, dtype, device, threads)
+    decoder: Decoder | NativeDecoder
+    with bar(f"loading {files.name}", opened.arch.layers) as tick:
+        if computing.kernels is None:
+            decoder = build(opened.arch, opened.source, dtype, device, opened.factors, tick)
+        else:
+            decoder = build_native(
+                opened.arch, opened.source, dtype, computing.kernels, opened.factors, config.quantize, tick
+            )
+    if computing.kernels is None and computing.reason != "--kernels torch" and device.type == "cpu":
+        _log.warning("torch computes, which is slower: %s", computing.reason)
+    return decoder, computing
+
+
+def _means(decoder: Decoder | NativeDecoder | HfModel, computing: Computing) -> str:
+    """Who computes."""
+    if isinstance(decoder, HfModel):
+        return f"torch through transformers (model_type {decoder.family})"
+    return "torch" if computing.kernels is None else f"{computing.kernels.level} kernels"
 
 
 def _why_so_much(config: WorkerConfig) -> str:
