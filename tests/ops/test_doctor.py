@@ -98,19 +98,29 @@ def test_a_bare_installation_is_a_finding_and_no_crash(tmp_path: Path) -> None:
     assert any(line.startswith("ok") and " cores " in line for line in lines)
 
 
-def test_the_packages_are_those_of_the_project(root: Path) -> None:
+def test_what_a_package_is_imported_as_belongs_to_it(root: Path) -> None:
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     owners = packages_distributions()
+    wanted = [f"{text}; extra == '{extra}'" for extra, texts in project.items() for text in texts]
+    for extra in (*packages.EXTRAS, *packages.MORE):
+        needs = packages.needed(wanted, extra)
+        assert len(needs) == len([text for text in project[extra] if not text.startswith("phloem")])
+        for name in needs:
+            module = packages.MODULES.get(name, name.replace("-", "_")).partition(".")[0]
+            assert name in {owner.lower().replace("_", "-") for owner in owners[module]}
 
-    def names(extra: str) -> set[str]:
-        return {re.match(r"[\w-]+", requirement)[0] for requirement in project[extra]}  # type: ignore[index]
 
-    for extra, needs in packages.EXTRAS.items():
-        assert needs.keys() == names(extra)
-        for distribution, module in needs.items():
-            assert distribution in {name.lower().replace("_", "-") for name in owners[module.partition(".")[0]]}
-    assert packages.USES.keys() <= names("all") | names("bench")
-    assert packages.least_version("torch") == "2.8"
+def test_what_an_extra_needs() -> None:
+    wanted = [
+        "anyio>=4.14",
+        "uvloop>=0.21; platform_python_implementation == 'CPython'",
+        'torch>=2.8; extra == "gpu-worker"',
+        "jsonschema_rs; extra == 'gpu-worker'",
+        "phloem[gpu-worker]; extra == 'all'",
+        "httpx[http2]==0.28 ; extra == 'all'",
+    ]
+    assert packages.needed(wanted, "gpu-worker") == {"torch": "2.8", "jsonschema-rs": ""}
+    assert packages.needed(wanted, "all") == {"httpx": "0.28"}
 
 
 def test_packages_that_are_missing_or_old() -> None:
@@ -120,9 +130,8 @@ def test_packages_that_are_missing_or_old() -> None:
     one(packages.of_service("gpu-worker", [old, numpy]), Level.WARNING, "torch 2.10", "2.11.1")
     gone = packages.Package("torch", None, "2.8")
     one(packages.of_service("gpu-worker", [gone, numpy]), Level.ERROR, "no torch")
-    one(packages.of_uses({packages.Package("pyyaml", None): "phloem up"}), Level.WARNING, "pyyaml", "phloem up")
-    assert packages.look("no-such-thing", "no_such_thing").version is None
-    assert packages.look("no-such-thing", "no_such_thing.part").version is None
+    one(packages.of_commands([packages.Package("pyyaml", None)]), Level.WARNING, "pyyaml", "phloem up")
+    assert packages.look("no-such-thing").version is None
     one(packages.python((3, 10, 9), "Linux"), Level.ERROR, "3.10.9")
     one(packages.python((3, 12, 0), "Darwin"), Level.WARNING, "Darwin")
 

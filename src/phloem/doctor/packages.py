@@ -5,49 +5,32 @@ from __future__ import annotations
 import platform
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 
 from .finding import Finding, error, ok, warning
 
-EXTRAS = {
-    "gateway": {
-        "grpcio": "grpc",
-        "grpcio-health-checking": "grpc_health",
-        "grpcio-reflection": "grpc_reflection",
-        "httptools": "httptools",
-        "protobuf": "google.protobuf",
-        "starlette": "starlette",
-        "uvicorn": "uvicorn",
-    },
-    "tokenizer": {"jinja2": "jinja2", "tokenizers": "tokenizers"},
-    "gpu-worker": {
-        "gguf": "gguf",
-        "llguidance": "llguidance",
-        "numpy": "numpy",
-        "safetensors": "safetensors",
-        "tokenizers": "tokenizers",
-        "torch": "torch",
-        "xgrammar": "xgrammar",
-    },
-    "grammar": {
-        "jsonschema-rs": "jsonschema_rs",
-        "llguidance": "llguidance",
-        "tokenizers": "tokenizers",
-        "xgrammar": "xgrammar",
-    },
+EXTRAS = ("gateway", "tokenizer", "gpu-worker", "grammar")
+"""Of the services that need more than the base installation."""
+MORE = ("all", "bench")
+"""Of what else there is."""
+MODULES = {
+    "grpcio": "grpc",
+    "grpcio-health-checking": "grpc_health",
+    "grpcio-reflection": "grpc_reflection",
+    "protobuf": "google.protobuf",
+    "pyyaml": "yaml",
 }
-"""What a service needs beyond the base installation: distribution -> module. A test holds it to ``pyproject.toml``."""
-USES = {
-    "httpx": ("httpx", "phloem bench serve, tree and chaos"),
-    "huggingface-hub": ("huggingface_hub", "models by hub id"),
-    "matplotlib": ("matplotlib", "pictures of phloem bench (extra `bench`)"),
-    "pyyaml": ("yaml", "phloem up"),
-    "transformers": ("transformers", "tokenizers that only it can make"),
+"""What distributions are imported as, where it is not their name."""
+PURPOSES = {
+    "httpx": "phloem bench serve, tree and chaos",
+    "huggingface-hub": "models by hub id",
+    "matplotlib": "pictures of phloem bench (extra `bench`)",
+    "pyyaml": "phloem up",
 }
-"""What single commands need: distribution -> (module, what for)."""
+"""What single commands need a distribution for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +44,34 @@ class Package:
     @property
     def old(self) -> bool:
         """Whether it is older than what we ask for."""
-        return self.version is not None and _numbers(self.version) < _numbers(self.least)
+        return self.version is not None and () < _numbers(self.version) < _numbers(self.least)
 
 
 def findings() -> Iterator[Finding]:
     """Python, each service's packages, what single commands need."""
     yield python(sys.version_info[:3], platform.system())
-    for extra, needs in EXTRAS.items():
-        yield of_service(extra, [look(name, module) for name, module in needs.items()])
-    yield of_uses({look(name, module): use for name, (module, use) in USES.items()})
+    try:
+        wanted = requires("phloem") or []
+    except PackageNotFoundError:
+        yield warning("packages", "Phloem is not installed, so that nobody says what it needs", "pip install '.[all]'")
+        return
+    services: set[str] = set()
+    for extra in EXTRAS:
+        needs = needed(wanted, extra)
+        services.update(needs)
+        yield of_service(extra, [look(name, least) for name, least in needs.items()])
+    others = {name: least for extra in MORE for name, least in needed(wanted, extra).items() if name not in services}
+    yield of_commands([look(name, least) for name, least in sorted(others.items())])
+
+
+def needed(wanted: Iterable[str], extra: str) -> dict[str, str]:
+    """Distributions of an extra, each with the least version, "" = any. wanted: requirements, as metadata has them."""
+    found = {}
+    for requirement in wanted:
+        match = re.match(r"([\w.-]+)\s*(?:\[[^\]]*\])?\s*(?:[>=]=\s*([\w.]+))?", requirement)
+        if match and re.search(rf"""extra\s*==\s*['"]{re.escape(extra)}['"]""", requirement) and match[1] != "phloem":
+            found[re.sub(r"[-_.]+", "-", match[1]).lower()] = match[2] or ""
+    return found
 
 
 def python(found: tuple[int, int, int], system: str) -> Finding:
@@ -94,38 +96,25 @@ def of_service(extra: str, packages: list[Package]) -> Finding:
     return ok(extra, ", ".join(f"{one.name} {one.version}" for one in packages))
 
 
-def of_uses(packages: dict[Package, str]) -> Finding:
+def of_commands(packages: list[Package]) -> Finding:
     """Whether single commands have what they need."""
-    missing = {one.name: use for one, use in packages.items() if one.version is None}
+    missing = [one.name for one in packages if one.version is None]
     if missing:
-        text = "; ".join(f"no {name}: not for {use}" for name, use in missing.items())
+        text = "; ".join(f"no {name}: not for {PURPOSES.get(name, 'some models')}" for name in missing)
         return warning("commands", text, f"pip install {' '.join(missing)}, if you want them")
     return ok("commands", ", ".join(f"{one.name} {one.version}" for one in packages))
 
 
-def look(name: str, module: str, find: Callable[[str], object] = find_spec) -> Package:
-    """The distribution ``name`` if ``module`` could be imported."""
+def look(name: str, least: str = "", find: Callable[[str], object] = find_spec) -> Package:
+    """The distribution ``name`` as it is here, if its module could be imported."""
     try:
-        there = find(module) is not None
+        there = find(MODULES.get(name, name.replace("-", "_"))) is not None
     except (ModuleNotFoundError, ValueError):  # its parent is missing, or it was half imported
         there = False
     try:
-        return Package(name, version(name) if there else None, least_version(name))
+        return Package(name, version(name) if there else None, least)
     except PackageNotFoundError:
-        return Package(name, "?" if there else None)
-
-
-def least_version(name: str) -> str:
-    """The version that our own metadata asks of a distribution; "" = any."""
-    try:
-        wanted = requires("phloem") or []
-    except PackageNotFoundError:
-        return ""
-    for requirement in wanted:
-        match = re.match(rf"{re.escape(name)}\s*(?:\[[^\]]*\])?\s*[>=]=\s*([\w.]+)", requirement, re.IGNORECASE)
-        if match is not None:
-            return match[1]
-    return ""
+        return Package(name, "of no version", least)
 
 
 def _numbers(text: str) -> tuple[int, ...]:
