@@ -39,8 +39,8 @@ NAME_STREAMS_S = 5.0
 """Between lists for detokenisers: a stream too many there costs some memory, and is rare."""
 PER_RECONCILE = 2000
 """Requests per reconcile message: some 100 KB each."""
-LARGE_BODY = 32 * 1024
-"""Bytes: reading fewer takes less than a millisecond."""
+LARGE_BODY = 4096
+"""Bytes: reading fewer takes less than half a millisecond, and 80 calls may come in one turn of the loop."""
 OPENED_AT_ONCE = 8
 """Generations of a call that are opened in one turn of the event loop: a call may have a hundred, and a hundred calls come at once."""
 OUTBOX = 16384
