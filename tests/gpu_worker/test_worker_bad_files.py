@@ -23,6 +23,7 @@ from phloem_gpu_worker.config import DEVICES, DTYPES, KERNELS
 from phloem_gpu_worker.errors import BadWeights, UnsupportedModel, WorkerError
 from phloem_gpu_worker.gguf_weights import GgufSource
 from phloem_gpu_worker.hf_config import from_config
+from phloem_gpu_worker.hf_rules import read_hf_config
 from phloem_gpu_worker.load import PoolSize, load_native, make_runner, open_files
 from phloem_gpu_worker.loading import QUANTISATIONS
 from phloem_model import ModelError, resolve
@@ -227,6 +228,21 @@ def test_absurd_token_ids_are_refused(copy: Path) -> None:
         document["model"]["vocab"]["strange"] = index
         (copy / "tokenizer.json").write_text(json.dumps(document))
         assert "tokenizer.json" in refusal(copy)
+
+
+@pytest.mark.parametrize("field", ["num_hidden_layers", "n_layer", "num_local_experts"])
+@pytest.mark.parametrize("value", [10**9, 2**70])
+def test_absurd_counts_of_other_models_are_refused_before_they_are_made(copy: Path, field: str, value: int) -> None:
+    change(copy / "config.json", model_type="mixtral", **{field: value})
+    with pytest.raises(UnsupportedModel, match=f"{field} must be a whole number"):
+        read_hf_config(copy)
+
+
+@pytest.mark.parametrize("value", [0, -1, "2", 1.5, True])
+def test_other_models_have_layers(copy: Path, value: Any) -> None:
+    change(copy / "config.json", model_type="gpt_neox", num_hidden_layers=value)
+    with pytest.raises(UnsupportedModel, match="num_hidden_layers must be a whole number from 1"):
+        read_hf_config(copy)
 
 
 # --- safetensors ---

@@ -9,8 +9,14 @@ from typing import Any
 
 from phloem_model.errors import shown
 
+from .architecture import MOST_LAYERS
 from .errors import UnsupportedModel
+from .fields import Fields
 from .hf_config import FAMILIES
+
+_LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
+"""What configurations call the number of their blocks."""
+_MOST_EXPERTS = 1 << 16
 
 
 def other_family(weights: Path) -> str | None:
@@ -50,6 +56,7 @@ def read_hf_config(folder: Path) -> Any:
         raise refused(family, f"transformers does not know it{own}")
     if stated.get("quantization_config"):
         raise refused(family, "its weights are quantised; only a GGUF's quantised weights are read")
+    _check_counts(stated)
     try:
         config: Any = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # whatever a configuration's own checks raise; all mean that this file is wrong
@@ -58,6 +65,16 @@ def read_hf_config(folder: Path) -> Any:
     if reason is not None:
         raise refused(family, reason)
     return config
+
+
+def _check_counts(stated: Mapping[str, Any]) -> None:
+    """Raises `UnsupportedModel` if there would be no layers, or so many parts that making them takes hours."""
+    fields = Fields(stated, "config.json")
+    for name in _LAYERS:
+        fields.whole(name, 1, most=MOST_LAYERS)
+    for name, value in stated.items():
+        if "expert" in name and isinstance(value, int) and not isinstance(value, bool):
+            fields.whole(name, least=-1, most=_MOST_EXPERTS)
 
 
 def first_line(error: BaseException) -> str:
