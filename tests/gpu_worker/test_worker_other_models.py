@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -240,6 +241,14 @@ def test_configurations_that_cant_be_used_are_refused(tmp_path: Path, config: Se
     with pytest.raises(UnsupportedModel, match=reason) as caught:
         load_hf(tmp_path, torch.float32, CPU)
     assert "\n" not in str(caught.value)
+
+
+def test_where_transformers_is_not_installed_such_models_are_refused(
+    other: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(UnsupportedModel, match="transformers, which is not installed"):
+        load_hf(other("gpt2"), torch.float32, CPU)
 
 
 def test_weights_that_are_missing_wrong_or_cut_short_are_named(other: Folder, tmp_path: Path) -> None:

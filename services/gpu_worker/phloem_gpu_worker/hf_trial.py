@@ -24,8 +24,8 @@ _PAGE_SIZE, _PAGES = 4, 4
 """Of each text."""
 _SAME = 5e-3
 """How far results may be apart that differ at most in the order of sums."""
-_ROUNDING = 3.0
-"""How many times as far as in one piece results in parts may be off."""
+_ROUNDING = 2.0
+"""How many times as far as in one piece results in parts may be off; for models of 24 to 40 layers in bfloat16 it was 0.9 to 1.3 times."""
 _MOST = 0.2
 """How far results may be off whatever rounding does."""
 
@@ -84,9 +84,11 @@ def check(model: HfModel, trial: Trial) -> None:
         if not off <= _SAME:
             raise UnsupportedModel(f"its head can't be computed by itself ({off:.2g} off)")
         rounding = _apart(in_one, text.hidden)
+        if not rounding <= _MOST:
+            raise UnsupportedModel(f"with our attention it computes something else ({rounding:.2g} off)")
         limit = min(_MOST, max(_SAME, _ROUNDING * rounding))
         off = _apart(in_parts[first:], text.hidden[first:])
-        if not max(rounding, off) <= limit:
+        if not off <= limit:
             raise UnsupportedModel(
                 f"in parts it computes something else ({off:.2g} off): not all of its state is in keys and values"
             )
