@@ -11,6 +11,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -408,6 +409,17 @@ def test_no_metadata_of_any_type_are_more_than_a_line(gguf: Path, monkeypatch: p
                     lambda it={**changed, "tokenizer.ggml.model": kind}: convert(it),
                 ):
                     line_of(read)
+
+
+def test_layers_are_never_left_out(tmp_path: Path) -> None:
+    """A model without its last ones would still speak, fluently and wrong."""
+    whole, path = tmp_path / "two", tmp_path / "two.gguf"
+    whole.mkdir()
+    write_tiny(whole, shape=replace(SHAPE, layers=2))
+    change(whole / "config.json", num_hidden_layers=1)
+    write_gguf(path, whole, words=WORDS)
+    for model in (whole, path):
+        assert "layers.1.input_layernorm.weight belongs to none of the 1 layers" in refusal(model)
 
 
 # --- Whatever happens to bytes ---

@@ -13,7 +13,7 @@ from .attention import AttentionBackend
 from .attention_torch import TorchAttention
 from .compute import TorchCompute
 from .decoder import Decoder, build
-from .errors import UnsupportedModel
+from .errors import BadWeights, UnsupportedModel
 from .gguf_weights import GgufSource
 from .hf_compute import HfCompute, HfModel
 from .hf_config import read_config
@@ -60,11 +60,20 @@ def open_files(weights: Path) -> Files:
         UnsupportedModel, BadWeights: the files are no model that these decoders compute.
     """
     if weights.is_dir():
-        return Files(read_config(weights), SafetensorsSource(weights), None)
+        return _whole(Files(read_config(weights), SafetensorsSource(weights), None))
     if weights.suffix == ".gguf":
         source = GgufSource(weights)
-        return Files(source.architecture, source, source.rope_factors())
+        return _whole(Files(source.architecture, source, source.rope_factors()))
     raise UnsupportedModel("weights must be a .gguf file or a folder with config.json and safetensors")
+
+
+def _whole(files: Files) -> Files:
+    """``files``, if no layer of theirs would be left out: a model without its last layers still speaks, but not as it should."""
+    layers = files.arch.layers
+    extra = f"layers.{layers}.input_layernorm.weight"
+    if files.source.has(extra):
+        raise BadWeights(f"weight {extra} belongs to none of the {layers} layers that the model is said to have")
+    return files
 
 
 def load_decoder(weights: Path, dtype: torch.dtype, device: torch.device) -> Decoder:
