@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from phloem_gpu_worker.leadership import LEAP, Leadership
+from phloem_bus.terms import LEAP
+from phloem_gpu_worker.leadership import Leadership
 from phloem_proto.codec import Sender
 
 
