@@ -20,13 +20,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from phloem_gpu_worker.config import DEVICES, DTYPES, KERNELS
+from phloem_gpu_worker.config import DEVICES, DTYPES, KERNELS, QUANTISATIONS
 from phloem_gpu_worker.errors import BadWeights, UnsupportedModel, WorkerError
 from phloem_gpu_worker.gguf_weights import GgufSource
 from phloem_gpu_worker.hf_config import from_config
 from phloem_gpu_worker.hf_rules import read_hf_config
 from phloem_gpu_worker.load import PoolSize, load_native, make_runner, open_files
-from phloem_gpu_worker.loading import QUANTISATIONS
 from phloem_model import ModelError, resolve
 from phloem_model.byte_level import byte_alphabet
 from phloem_model.cache import cache_root

@@ -16,14 +16,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from phloem_bus.errors import ConfigError
-from phloem_gpu_worker.config import WorkerConfig
+from phloem_gpu_worker.config import QUANTISATIONS, WorkerConfig
 from phloem_gpu_worker.decoder import build
 from phloem_gpu_worker.errors import BadWeights
 from phloem_gpu_worker.gguf_weights import GgufSource
 from phloem_gpu_worker.grouped import Grouped, quantise
 from phloem_gpu_worker.kernels.packing import pack
 from phloem_gpu_worker.load import Files, PoolSize, load_native, make_runner, open_files
-from phloem_gpu_worker.loading import QUANTISATIONS, Loader
+from phloem_gpu_worker.loading import Loader
 
 from .batches import batch_of, ids_of, pages_of
 from .compiled import LEVEL_NAMES, kernels, seeded

@@ -180,14 +180,14 @@ def test_the_clock() -> None:
 @pytest.mark.parametrize(
     ("environ", "level", "said"),
     [
-        ({}, Level.WARNING, "spin for some 10 ms"),
+        ({}, Level.OK, "workers set GOMP_SPINCOUNT"),
         ({"OMP_WAIT_POLICY": "PASSIVE"}, Level.OK, "sleep soon"),
         ({"OMP_WAIT_POLICY": "active"}, Level.WARNING, "never sleep"),
         ({"GOMP_SPINCOUNT": "0", "OMP_WAIT_POLICY": "active"}, Level.OK, "sleep soon"),
         ({"GOMP_SPINCOUNT": "10k"}, Level.OK, "sleep soon"),
         ({"GOMP_SPINCOUNT": "2M", "OMP_WAIT_POLICY": "passive"}, Level.WARNING, "never sleep"),
         ({"GOMP_SPINCOUNT": "INFINITY"}, Level.WARNING, "never sleep"),
-        ({"PHLOEM_KERNELS": "torch"}, Level.OK, "good"),
+        ({"GOMP_SPINCOUNT": "300000"}, Level.WARNING, "spin for some 10 ms"),
     ],
 )
 def test_how_openmp_waits(environ: Mapping[str, str], level: Level, said: str) -> None:
@@ -198,47 +198,12 @@ def test_niceness_around_the_worker() -> None:
     one(sharing.own_niceness(0), Level.OK)
     one(sharing.own_niceness(5), Level.WARNING, "nice 5")
     usual = {"gateway": 10, "scheduler": 10, "gpu-worker": 0}
-    one(sharing.around_the_worker(usual, ["gpu-worker"], grouped=False), Level.OK, "nice 10: gateway, scheduler")
-    one(sharing.around_the_worker(usual, ["gpu-worker"], grouped=True), Level.WARNING, "session")
+    one(sharing.around_the_worker(usual, ["gpu-worker"]), Level.OK, "nice 10: gateway, scheduler")
     one(
-        sharing.around_the_worker({**usual, "gateway": 0}, ["gpu-worker"], grouped=False),
+        sharing.around_the_worker({**usual, "gateway": 0}, ["gpu-worker"]),
         Level.WARNING,
         "gateway can stall",
     )
-
-
-@pytest.mark.parametrize(
-    ("files", "grouped"),
-    [
-        ({}, False),
-        ({"/proc/sys/kernel/sched_autogroup_enabled": "0", "/proc/self/cgroup": "0::/"}, False),
-        ({"/proc/sys/kernel/sched_autogroup_enabled": "1", "/proc/self/cgroup": "0::/"}, True),
-        ({"/proc/sys/kernel/sched_autogroup_enabled": "1", "/proc/self/cgroup": "1:cpu:/x\n0::/user/mine"}, True),
-        (
-            {
-                "/proc/sys/kernel/sched_autogroup_enabled": "1",
-                "/proc/self/cgroup": "0::/user/mine",
-                "/sys/fs/cgroup/user/cpu.weight": "100",
-            },
-            False,
-        ),
-        (
-            {
-                "/proc/sys/kernel/sched_autogroup_enabled": "1",
-                "/proc/self/cgroup": "0::/",
-                "/sys/fs/cgroup/cpu.weight": "100",
-            },
-            False,
-        ),
-    ],
-)
-def test_sessions_have_shares_of_their_own_unless_control_groups_have(files: Mapping[str, str], grouped: bool) -> None:
-    def read(path: Path) -> str:
-        if str(path) not in files:
-            raise FileNotFoundError(path)
-        return files[str(path)] + "\n"
-
-    assert sharing.autogrouped(read) is grouped
 
 
 def test_niceness_is_read_from_the_compose_file(root: Path, tmp_path: Path) -> None:

@@ -12,6 +12,9 @@ from phloem_bus.run import add_probe, config_errors, run_service
 from phloem_proto.subjects import Role
 
 with extras.extra("gpu-worker"):
+    from .openmp import sleep_soon
+
+    sleep_soon()  # before torch is loaded
     from .config import KERNELS, WorkerConfig
     from .service import WorkerService
 

@@ -8,11 +8,12 @@ from phloem_bus.errors import ConfigError
 
 from .cores import parse_cores
 from .kernels.build import level_names
-from .loading import QUANTISATIONS
 
 DTYPES = ("auto", "bfloat16", "float32")
 DEVICES = ("auto", "cpu", "cuda")
 KERNELS = ("auto", "torch", *level_names())
+QUANTISATIONS = ("none", "int8", "int4", "stored")
+"""How matrices are held: in the model's dtype, rounded to 8 or 4 bits, or as the file has them."""
 STAND_IN = "stand-in:"
 """Prefix of a model that is none: ``stand-in:8`` takes 8 ms per step and draws hashes."""
 

@@ -11,8 +11,6 @@ from .errors import BadWeights
 from .grouped import GROUP, Grouped, joined, quantise
 from .weights import WeightSource
 
-QUANTISATIONS = ("none", "int8", "int4", "stored")
-"""How matrices are held: in the model's dtype, rounded to 8 or 4 bits, or as the file has them."""
 _BITS = {"int8": 8, "int4": 4}
 Matrix = Tensor | Grouped
 T = TypeVar("T", Tensor, Grouped)
@@ -23,7 +21,7 @@ class Loader:
 
     Args:
         dtype, device: what dense weights are converted to.
-        quantisation: one of `QUANTISATIONS`.
+        quantisation: one of `config.QUANTISATIONS`.
 
     Raises (its methods):
         BadWeights: a weight is missing, has another shape than is asked for, holds what is not a number, or can't be quantised.

@@ -107,7 +107,7 @@ def build_native(
 
     Args:
         factors: see `rope.frequencies`.
-        quantisation: one of `loading.QUANTISATIONS`; all but ``none`` need bfloat16.
+        quantisation: one of `config.QUANTISATIONS`; all but ``none`` need bfloat16.
         tick: called after each layer.
 
     Raises:

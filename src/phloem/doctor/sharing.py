@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+from phloem_gpu_worker.openmp import POLICY, SPINS, TURNS
 
 from .finding import Finding, ok, warning
 
-AUTOGROUP = Path("/proc/sys/kernel/sched_autogroup_enabled")
-OWN_GROUP, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 WORKER = "phloem_gpu_worker"
 OURS = "phloem_"
 USUAL_TURNS = 300_000
@@ -51,11 +51,11 @@ def of_compose(file: Path, environ: Mapping[str, str]) -> Finding:
         return warning("phloem up", str(trouble), f"mend {file}")
     levels = {body.name: body.nice for body in services if _module(body.command).startswith(OURS)}
     workers = [body.name for body in services if _module(body.command) == WORKER]
-    return around_the_worker(levels, workers, grouped=autogrouped())
+    return around_the_worker(levels, workers)
 
 
-def around_the_worker(levels: Mapping[str, int], workers: list[str], *, grouped: bool) -> Finding:
-    """levels: niceness by service. grouped: whether the kernel gives each session the same share, whatever the niceness in it."""
+def around_the_worker(levels: Mapping[str, int], workers: list[str]) -> Finding:
+    """levels: niceness by service."""
     by_level: dict[int, list[str]] = {}
     for name, nice in levels.items():
         by_level.setdefault(nice, []).append(name)
@@ -68,29 +68,23 @@ def around_the_worker(levels: Mapping[str, int], workers: list[str], *, grouped:
             f"{said}: {', '.join(beside)} can stall the worker's threads",
             "give them a higher `nice` in x-phloem than the worker's",
         )
-    if grouped:
-        return warning(
-            "phloem up",
-            f"{said}; but the kernel groups processes by session (sched_autogroup_enabled), and niceness counts within a session only",
-            "sysctl kernel.sched_autogroup_enabled=0",
-        )
     return ok("phloem up", said)
 
 
 def waiting(environ: Mapping[str, str]) -> Finding:
     """How threads wait: the kernels' own, and those of torch's OpenMP, with which sampling works."""
     ours = "the kernels' threads are their own: they spin for 100 us and sleep then"
-    policy, spins = (environ.get(name, "").strip().lower() for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"))
-    turns = _turns(policy, spins)
-    named = f"GOMP_SPINCOUNT={spins}" if spins else f"OMP_WAIT_POLICY {'is not set' if not policy else f'is {policy}'}"
-    if environ.get("PHLOEM_KERNELS") == "torch":
-        return ok("waiting", f"{named}; all that computes are torch's OpenMP threads, and spinning does them good")
+    policy, spins = (environ.get(name, "").strip().lower() for name in (POLICY, SPINS))
+    if not policy and not spins:
+        text = f"workers set {SPINS}={TURNS}, so that torch's OpenMP threads, which sampling uses, sleep soon; {ours}"
+        return ok("waiting", text)
+    named, turns = f"{SPINS}={spins}" if spins else f"{POLICY}={policy}", _turns(policy, spins)
     if turns > FEW_TURNS:
         long = "never sleep" if turns > USUAL_TURNS else "spin for some 10 ms before they sleep"
         return warning(
             "waiting",
             f"{named}: torch's OpenMP threads, which sampling uses, {long}, on cores that the next step's kernels wait for; {ours}",
-            "export GOMP_SPINCOUNT=10000: steps of a few rows then take little more than half as long",
+            f"unset it: workers set {SPINS}={TURNS}, with which steps of a few rows take little more than half as long",
         )
     return ok("waiting", f"{named}: torch's OpenMP threads, which sampling uses, sleep soon; {ours}")
 
@@ -109,25 +103,3 @@ def _turns(policy: str, spins: str) -> float:
 def _module(command: tuple[str, ...]) -> str:
     """``python -m NAME ...`` -> NAME"""
     return command[2] if command[1:2] == ("-m",) and len(command) > 2 else ""
-
-
-def autogrouped(read: Callable[[Path], str] = lambda path: path.read_text(encoding="ascii")) -> bool:
-    """Whether autogroups are on, and count here: not in a control group that has a share of CPU time of its own.
-
-    Args:
-        read: raises ``OSError`` for a file that is not there.
-    """
-    try:
-        on = read(AUTOGROUP).strip() == "1"
-        own = next((line[3:].strip() for line in read(OWN_GROUP).splitlines() if line.startswith("0::")), "/")
-    except (OSError, ValueError):
-        return False
-    return on and not any(_has_share(place, read) for place in (Path(own), *Path(own).parents))
-
-
-def _has_share(group: Path, read: Callable[[Path], str]) -> bool:
-    try:
-        read(GROUPS / group.relative_to("/") / "cpu.weight")
-    except (OSError, ValueError):
-        return False
-    return True

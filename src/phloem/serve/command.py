@@ -12,6 +12,7 @@ from phloem_bus import extras, options
 from phloem_bus.run import config_errors
 from phloem_gateway.config import GatewayConfig
 from phloem_gpu_worker.config import WorkerConfig
+from phloem_gpu_worker.openmp import sleep_soon
 from phloem_model.errors import ModelUnavailable
 from phloem_proto.subjects import Role
 from phloem_scheduler.config import SchedulerConfig
@@ -125,6 +126,7 @@ def serve(
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
     # Only now: it loads torch, and `phloem --help` should not wait for that.
     with extras.extra("all"):
+        sleep_soon()  # before torch is loaded
         from .app import serve as run
         from .settings import ServeSettings
 

@@ -60,7 +60,7 @@ def hardware(
         if path is not None and not path.parent.is_dir():
             _fail(f"{option}: the folder {path.parent} does not exist", 2)
     try:
-        from phloem_gpu_worker.loading import QUANTISATIONS as KNOWN
+        from phloem_gpu_worker.config import QUANTISATIONS as KNOWN
 
         from .plan import QUANTISATIONS, HardwarePlan
     except ModuleNotFoundError as error:
@@ -93,8 +93,10 @@ def hardware(
 def _measured(plan: HardwarePlan, quiet: bool) -> HardwareOutcome:
     from phloem_bus.errors import ConfigError
     from phloem_gpu_worker.errors import WorkerError
+    from phloem_gpu_worker.openmp import sleep_soon
     from phloem_model import ModelError
 
+    sleep_soon()  # as a worker does, before torch is loaded
     from .run import NotMeasurable, turns
     from .run import hardware as run
 

@@ -50,7 +50,7 @@ def quality(
         if path is not None and not path.parent.is_dir():
             _fail(f"{option}: the folder {path.parent} does not exist", 2)
     try:
-        from phloem_gpu_worker.loading import QUANTISATIONS as KNOWN
+        from phloem_gpu_worker.config import QUANTISATIONS as KNOWN
 
         from .plan import QUANTISATIONS, QualityPlan
     except ModuleNotFoundError as error:
