@@ -208,7 +208,7 @@ def test_niceness_around_the_worker() -> None:
 
 def test_niceness_is_read_from_the_compose_file(root: Path, tmp_path: Path) -> None:
     found = sharing.of_compose(root / "compose.yaml", {})
-    assert "nice 0: gpu-worker; nice 10: gateway, tokenizer, scheduler, grammar" in found.text
+    assert "nice 0: gpu-worker; nice 1: gateway, tokenizer, scheduler; nice 10: grammar" in found.text
     one(sharing.of_compose(tmp_path / "none.yaml", {}), Level.OK, "none.yaml")
     (tmp_path / "bad.yaml").write_text("services: [")
     one(sharing.of_compose(tmp_path / "bad.yaml", {}), Level.WARNING, "bad.yaml")
