@@ -41,7 +41,7 @@ PER_RECONCILE = 2000
 """Requests per reconcile message: some 100 KB each."""
 LARGE_BODY = 4096
 """Bytes: reading fewer takes less than half a millisecond, and 80 calls may come in one turn of the loop."""
-OPENED_AT_ONCE = 8
+OPENED_AT_ONCE = 4
 """Generations of a call that are opened in one turn of the event loop: a call may have a hundred, and a hundred calls come at once."""
 OUTBOX = 16384
 """Cancels waiting for the bus. What overflows is repaired by the next reconcile, which no longer names those requests."""
