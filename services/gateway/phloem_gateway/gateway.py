@@ -175,7 +175,7 @@ class Gateway:
             facts = self.facts
             for generation, ids in zip(answer.generations, prompts, strict=True):
                 fits(generation.prompt_param, len(ids) // 4, facts)
-            await self._open_all(answer, prompts, tickets, tokenizer)
+            await self._open_all(answer, prompts, tickets, tokenizer, facts)
         finally:
             for ticket in tickets[len(answer.lives) :]:
                 ticket.release()
@@ -201,9 +201,10 @@ class Gateway:
         self._log(live, logging.INFO, "enters; prompt tokens: %d", len(ids) // 4)
         self.metrics.live.set(len(self.core.live))
 
-    async def _open_all(self, answer: Answer, prompts: list[bytes], tickets: list[Ticket], tokenizer: str) -> None:
+    async def _open_all(
+        self, answer: Answer, prompts: list[bytes], tickets: list[Ticket], tokenizer: str, facts: ModelFacts
+    ) -> None:
         failures: list[ApiError] = []
-        facts = self.facts
         wanted = list(zip(answer.generations, prompts, tickets, strict=True))
 
         async def one(live: Live) -> None:

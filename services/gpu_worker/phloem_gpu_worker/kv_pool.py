@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -41,8 +42,13 @@ class KvPool:
 
     def scrub(self, pages: Tensor) -> None:
         """Turn what is not finite in these pages (int64 [n]) into zeros, so that their next owner's masked tail is harmless."""
-        for pool in (*self.keys, *self.values):
-            pool[pages] = torch.nan_to_num(pool[pages], nan=0.0, posinf=0.0, neginf=0.0)
+        scrub_pages((*self.keys, *self.values), pages)
+
+
+def scrub_pages(pools: Iterable[Tensor], pages: Tensor) -> None:
+    """Zeros for what is not finite in ``pages`` (int64 [n]) of each pool [pages, ...]."""
+    for pool in pools:
+        pool[pages] = torch.nan_to_num(pool[pages], nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

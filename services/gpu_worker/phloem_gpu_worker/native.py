@@ -15,6 +15,7 @@ from .kernels import abi
 from .kernels.memory import aligned
 from .kernels.packing import Packed, alternate, alternate_bias, pack
 from .kernels.team import BatchView, Kernels
+from .kv_pool import scrub_pages
 from .loading import Loader
 from .progress import Tick, no_tick
 from .rope import frequencies
@@ -198,8 +199,7 @@ class NativeCompute:
 
     def scrub(self, pages: Tensor) -> None:
         """See `Compute.scrub`."""
-        for pool in (*self._keys, *self._values):
-            pool[pages] = torch.nan_to_num(pool[pages], nan=0.0, posinf=0.0, neginf=0.0)
+        scrub_pages((*self._keys, *self._values), pages)
 
     def _struct(self) -> abi.ModelStruct:
         decoder, arch = self._decoder, self.arch
