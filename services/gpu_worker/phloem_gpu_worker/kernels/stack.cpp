@@ -1,8 +1,6 @@
 // The whole decoder in one call.
-#include <atomic>
 #include <cmath>
-#include <new>
-#include <system_error>
+#include <exception>
 
 #include "abi.h"
 #include "attention.h"
@@ -111,7 +109,7 @@ struct WriteGated {
                 continue;
             }
             float lanes[LANES];
-            store_lanes(lanes, value);
+            store(lanes, value);
             for (int j = 0; i + j < count; j++) to[i + j] = Kind<E>::from(lanes[j]);
         }
     }
@@ -251,7 +249,7 @@ private:
     static float one_half(const half* p) {
         half several[LANES] = {*p};
         float lanes[LANES];
-        store_lanes(lanes, load_half(several));
+        store(lanes, load_half(several));
         return lanes[0];
     }
 

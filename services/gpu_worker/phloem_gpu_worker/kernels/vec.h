@@ -82,7 +82,6 @@ inline F16 load_bf16(const bf16* p) {
     const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
     return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
 }
-inline void store_lanes(float* out, F16 a) { store(out, a); }
 
 #if defined(PHLOEM_BF16_DOT)
 inline void store_bf16(bf16* p, F16 a) {
@@ -172,7 +171,6 @@ inline __m256 widen_half(const bf16* p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
 }
 inline F16 load_bf16(const bf16* p) { return {widen_half(p), widen_half(p + 8)}; }
-inline void store_lanes(float* out, F16 x) { store(out, x); }
 inline void store_bf16(bf16* p, F16 x) {
     float lanes[LANES];
     store(lanes, x);
@@ -253,7 +251,6 @@ inline F16 load_bf16(const bf16* p) {
     for (int i = 0; i < LANES; i++) lanes[i] = widen(p[i]);
     return load(lanes);
 }
-inline void store_lanes(float* out, F16 a) { store(out, a); }
 inline void store_bf16(bf16* p, F16 a) {
     float lanes[LANES];
     store(lanes, a);
@@ -286,7 +283,7 @@ inline F16 dot(F16 acc, Pairs a, Pairs b) {
 
 inline float sum(F16 a) {
     float lanes[LANES];
-    store_lanes(lanes, a);
+    store(lanes, a);
     for (int width = LANES / 2; width > 0; width /= 2)
         for (int i = 0; i < width; i++) lanes[i] += lanes[i + width];
     return lanes[0];
@@ -294,7 +291,7 @@ inline float sum(F16 a) {
 
 inline float largest(F16 a) {
     float lanes[LANES];
-    store_lanes(lanes, a);
+    store(lanes, a);
     for (int width = LANES / 2; width > 0; width /= 2)
         for (int i = 0; i < width; i++) lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
     return lanes[0];
@@ -318,7 +315,7 @@ inline F16 exp(F16 x) {
 
 inline float exp1(float x) {
     float lanes[LANES];
-    store_lanes(lanes, exp(set1(x)));
+    store(lanes, exp(set1(x)));
     return lanes[0];
 }
 
