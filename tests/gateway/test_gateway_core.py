@@ -13,6 +13,7 @@ from phloem_gateway.live import Child, Live
 from phloem_gateway.request import Generation, Sampling
 from phloem_proto.codec import pack_ids
 from phloem_proto.messages import Cancel, End, Held, LiveRequest, Load, SamplingParams, Text, TextFrame
+from phloem_proto.messages import Live as LiveMessage
 from phloem_proto.subjects import Role
 
 RID = b"r" * 16
@@ -25,6 +26,12 @@ def live(n: int = 1, rid: bytes = RID, admission: Admission | None = None) -> Li
     return Live(
         rid, generation, pack_ids(range(10)), SamplingParams(9), 1, 0.0, 100.0, ticket, [Child() for _ in range(n)]
     )
+
+
+def named(core: Core) -> tuple[LiveRequest, ...]:
+    """What the core tells a scheduler that it holds."""
+    (message,) = core.reconcile(1, 10)
+    return message.requests
 
 
 def opened(core: Core, one: Live) -> Live:
@@ -160,13 +167,13 @@ def test_an_ended_request_is_not_opened_again() -> None:
     one = opened(core, live())
     core.end(one, End("abort"))
     assert core.detokeniser_gone("tok") == []
-    assert list(core.reconcile(10)) == [[]]
+    assert list(core.reconcile(1, 10)) == [LiveMessage((), 0, 1, 1)]
 
 
 def test_unknown_twice_in_a_row_is_opened_again() -> None:
     core = Core(10_000)
     one = opened(core, live())
-    (part,) = core.reconcile(10)
+    part = named(core)
     assert core.reconciled(part, [RID]) == []
     assert core.reconciled(part, []) == []
     assert core.reconciled(part, [RID]) == []
@@ -177,12 +184,12 @@ def test_a_choice_that_stays_behind_its_scheduler_is_opened_again() -> None:
     core, one = Core(10_000), live(2)
     opened(core, one)
     core.text("tok", Text((frame(0, [1, 2]),)), 1.0)
-    (part,) = core.reconcile(10)
+    part = named(core)
     ahead = [LiveRequest(RID, 1, (2, 3))]
     assert [core.reconciled(part, [], ahead) for _ in range(4)] == [[], [], [], [one]]
     core.begin_attempt(one, "tok", ("sched", 5))
     core.opened(one)
-    (part,) = core.reconcile(10)
+    part = named(core)
     ahead = [LiveRequest(RID, 2, (2, 3))]  # and once more, if that was in vain
     assert [core.reconciled(part, [], ahead) for _ in range(4)] == [[], [], [], [one]]
 
@@ -192,7 +199,7 @@ def test_an_end_and_any_choice_may_be_what_is_lacking(theirs: tuple[int, int]) -
     core, one = Core(10_000), live(2)
     opened(core, one)
     core.text("tok", Text((frame(0, [1, 2]),)), 1.0)
-    (part,) = core.reconcile(10)
+    part = named(core)
     assert [core.reconciled(part, [], [LiveRequest(RID, 1, theirs)]) for _ in range(4)][-1] == [one]
 
 
@@ -200,11 +207,11 @@ def test_a_stream_that_moves_or_has_ended_or_has_another_attempt_is_not_behind()
     core, one = Core(10_000), live(2)
     opened(core, one)
     for offset in range(20):  # always behind, but moving
-        (part,) = core.reconcile(10)
+        part = named(core)
         assert core.reconciled(part, [], [LiveRequest(RID, 1, (offset + 5, 0))]) == []
         core.text("tok", Text((frame(offset, [1]),)), 1.0)
     core.text("tok", Text((frame(20, [1], end=End("stop")),)), 1.0)
-    (part,) = core.reconcile(10)
+    part = named(core)
     for _ in range(10):  # the scheduler went on beyond a stop string
         assert core.reconciled(part, [], [LiveRequest(RID, 1, (30, 0))]) == []
     for _ in range(10):
@@ -218,7 +225,7 @@ def test_a_stream_that_moves_or_has_ended_or_has_another_attempt_is_not_behind()
 def test_what_arrives_while_the_scheduler_answers_counts() -> None:
     core, one = Core(10_000), live()
     opened(core, one)
-    (part,) = core.reconcile(10)
+    part = named(core)
     core.text("tok", Text((frame(0, [1, 2]),)), 1.0)
     for _ in range(10):
         assert core.reconciled(part, [], [LiveRequest(RID, 1, (2,))]) == []
@@ -228,7 +235,32 @@ def test_reconcile_splits() -> None:
     core = Core(10_000)
     for i in range(5):
         opened(core, live(rid=bytes([i]) * 16))
-    assert [len(part) for part in core.reconcile(2)] == [2, 2, 1]
+    parts = list(core.reconcile(7, 2))
+    assert [len(part.requests) for part in parts] == [2, 2, 1]
+    assert [(part.part, part.parts, part.number) for part in parts] == [(0, 3, 7), (1, 3, 7), (2, 3, 7)]
+
+
+def test_what_changes_while_a_list_is_told_is_told_as_it_is_then() -> None:
+    core = Core(10_000)
+    lives = [opened(core, live(rid=bytes([i]) * 16)) for i in range(5)]
+    told = core.reconcile(1, 2)
+    assert len(next(told).requests) == 2
+    core.remove(lives[2].rid)
+    core.begin_attempt(lives[3], "tok", ("sched", 5))
+    core.end(lives[4], End("abort"))
+    opened(core, live(rid=bytes([9]) * 16))
+    assert [part.requests for part in told] == [(LiveRequest(lives[3].rid, 2, (0,)),), ()]
+
+
+def test_a_detokeniser_hears_of_what_it_has_and_is_not_settled() -> None:
+    core = Core(10_000)
+    lives = [opened(core, live(rid=bytes([i]) * 16)) for i in range(3)]
+    core.begin_attempt(lives[1], "other", ("sched", 5))
+    core.settle(lives[2])
+    assert list(core.held_at("tok", 2)) == [
+        LiveMessage((LiveRequest(lives[0].rid, 1, ()),), 0, 2),
+        LiveMessage((), 1, 2),
+    ]
 
 
 def test_the_byte_budget_counts_what_is_not_taken() -> None:

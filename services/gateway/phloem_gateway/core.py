@@ -180,28 +180,38 @@ class Core:
 
     # --- Reconcile --------------------------------------------------------------------------------------------------
 
-    def reconcile(self, per_message: int) -> Iterator[list[LiveRequest]]:
-        """What we hold, in parts; one empty part when that is nothing (the scheduler then cancels whatever it has of ours)."""
-        held = [
-            LiveRequest(live.rid, live.attempt, live.offsets())
-            for live in self.live.values()
-            if live.attempt and not live.ended
-        ]
-        yield from _parts(held, per_message)
+    def reconcile(self, number: int, per_message: int) -> Iterator[LiveMessage]:
+        """What we hold, as messages for the scheduler. One empty one when that is nothing: it then cancels whatever it has of ours.
+
+        Each is made when it is asked for and says what is true then. A list that takes a while may lack who came meanwhile; whoever reads
+        it lets go of what two lists in a row lack.
+        """
+        return self._named(per_message, number, lambda live: live.attempt > 0 and not live.ended, Live.offsets)
 
     def held_at(self, detokeniser: str, per_message: int) -> Iterator[LiveMessage]:
-        """What we hold whose text comes from ``detokeniser``, as messages for it; one empty one when that is nothing."""
-        held = [
-            LiveRequest(live.rid, live.attempt, ())
-            for live in self.live.values()
-            if live.detokeniser == detokeniser and not live.settled
-        ]
-        parts = list(_parts(held, per_message))
-        for number, part in enumerate(parts):
-            yield LiveMessage(tuple(part), number, len(parts))
+        """What we hold whose text comes from ``detokeniser``, as messages for it; made as those of `reconcile` are."""
+        return self._named(per_message, 0, lambda live: live.detokeniser == detokeniser and not live.settled)
+
+    def _named(
+        self,
+        per_message: int,
+        number: int,
+        named: Callable[[Live], bool],
+        offsets: Callable[[Live], tuple[int, ...]] = lambda live: (),
+    ) -> Iterator[LiveMessage]:
+        held = list(self.live.values())
+        parts = max(1, -(-len(held) // per_message))
+        for part in range(parts):
+            some = held[part * per_message : (part + 1) * per_message]
+            requests = tuple(
+                LiveRequest(live.rid, live.attempt, offsets(live))
+                for live in some
+                if live.rid in self.live and named(live)
+            )
+            yield LiveMessage(requests, part, parts, number)
 
     def reconciled(
-        self, asked: list[LiveRequest], unknown: Iterable[bytes], ahead: Iterable[LiveRequest] = ()
+        self, asked: Iterable[LiveRequest], unknown: Iterable[bytes], ahead: Iterable[LiveRequest] = ()
     ) -> list[Live]:
         """The scheduler's answer to one part: see `LiveReply`. Returns requests to open again."""
         missing = dict.fromkeys(unknown)
@@ -217,12 +227,6 @@ class Core:
             if (live.unknown >= UNKNOWN_TWICE or behind >= BEHIND_OFTEN) and self._lose(live):
                 again.append(live)
         return again
-
-
-def _parts(held: list[LiveRequest], per_message: int) -> Iterator[list[LiveRequest]]:
-    """``held`` in runs of at most ``per_message``; one empty run when it is empty."""
-    for start in range(0, max(len(held), 1), per_message):
-        yield held[start : start + per_message]
 
 
 def _compare(live: Live, theirs: tuple[int, ...]) -> int:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
 import anyio
+import anyio.lowlevel
 from anyio.abc import TaskGroup
 
 from phloem_bus.errors import BusError, Disconnected, LinkClosed
@@ -16,7 +17,6 @@ from phloem_bus.link import Link
 from phloem_bus.log import about
 from phloem_bus.presence import Peer, Presence
 from phloem_proto.messages import End, LiveReply, Lost, Message, SamplingParams, Text
-from phloem_proto.messages import Live as LiveMessage
 from phloem_proto.subjects import Role
 
 from .admission import Admission, Ticket
@@ -37,8 +37,8 @@ from .texts import Texts
 RECONCILE_S = 1.0
 NAME_STREAMS_S = 5.0
 """Between lists for detokenisers: a stream too many there costs some memory, and is rare."""
-PER_RECONCILE = 2000
-"""Requests per reconcile message: some 100 KB each."""
+NAMED_AT_ONCE = 250
+"""Requests in one message of those that name what we hold: with ten thousand, nobody's loop stops for long to write or read them."""
 LARGE_BODY = 4096
 """Bytes: reading fewer takes less than half a millisecond, and 80 calls may come in one turn of the loop."""
 OPENED_AT_ONCE = 4
@@ -362,27 +362,21 @@ class Gateway:
                 continue
             for reason, count in self.core.dropped.items():
                 self.metrics.dropped.labels(reason).set(count)
-            parts = list(self.core.reconcile(PER_RECONCILE))
-            for index, part in enumerate(parts):
+            for part in self.core.reconcile(number, NAMED_AT_ONCE):
                 try:
-                    reply = await self._node.call(
-                        Role.SCHEDULER,
-                        leader.instance,
-                        LiveMessage(tuple(part), index, len(parts), number),
-                        LiveReply,
-                        timeout=1.0,
-                    )
+                    reply = await self._node.call(Role.SCHEDULER, leader.instance, part, LiveReply, timeout=1.0)
                 except BusError:
                     break
-                self._reopen(self.core.reconciled(part, reply.unknown, reply.ahead))
+                self._reopen(self.core.reconciled(part.requests, reply.unknown, reply.ahead))
 
     async def _name_streams(self) -> None:
         """Tell each detokeniser, now and then, what we hold there, so that it does not keep what nobody holds."""
         while True:
             await anyio.sleep(NAME_STREAMS_S)
             for instance in list(self.backends.links):
-                for message in self.core.held_at(instance, PER_RECONCILE):
+                for message in self.core.held_at(instance, NAMED_AT_ONCE):
                     self._tell_over_link(Role.TOKENIZER, instance, message)
+                    await anyio.lowlevel.checkpoint()
 
 
 def sampling_params(generation: Generation, prompt_tokens: int, facts: ModelFacts) -> SamplingParams:
