@@ -130,7 +130,7 @@ def gateway(
             metrics_host=metrics_host,
             ready_file=ready_file,
         )
-    raise typer.Exit(run.run_service(lambda: GatewayService(config), common, wait_for_broker=False))
+    raise typer.Exit(run.run_service(lambda: GatewayService(config, alone=True), common, wait_for_broker=False))
 
 
 run.add_probe(app)

@@ -11,6 +11,7 @@ from anyio.abc import TaskGroup
 from starlette.types import ASGIApp
 
 from phloem_bus.errors import ConfigError
+from phloem_bus.garbage import collect_when_idle
 from phloem_bus.link import Link, Links
 from phloem_bus.node import Node, Received
 from phloem_bus.presence import Presence
@@ -31,11 +32,16 @@ WATCH_S = 0.1
 """How often readiness is looked at."""
 CLOSE_S = 2.0
 """After a drain, how long connections may take to close."""
+COLLECT_S = 120.0
+"""Between full garbage collections while requests always are live. grpc.aio leaves some 1 KB of cycles with each call."""
 _log = logging.getLogger("phloem.gateway")
 
 
 class GatewayService:
     """HTTP and gRPC edges over the bus.
+
+    Args:
+        alone: it has the process to itself, and so decides when garbage is collected.
 
     Attributes:
         app: the ASGI application, once `listening`; it can be called directly (no HTTP server runs where ``http_port`` is None).
@@ -49,8 +55,9 @@ class GatewayService:
 
     role = Role.GATEWAY
 
-    def __init__(self, config: GatewayConfig) -> None:
+    def __init__(self, config: GatewayConfig, *, alone: bool = False) -> None:
         self.config = config
+        self._alone = alone
         self.listening = anyio.Event()
         self.http_port: int | None = None
         self.grpc_port: int | None = None
@@ -77,6 +84,8 @@ class GatewayService:
         node.on(Lost, lambda received: gateway.on_lost(received.message))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._join, tasks, node, presence.run, links.run, gateway.run)
+            if self._alone:
+                tasks.start_soon(collect_when_idle, lambda: not gateway.core.live, COLLECT_S)
             presence.set_state("ready")
             async with anyio.create_task_group() as edges:
                 self._start(edges, http, grpc)

@@ -6,6 +6,7 @@ import logging
 
 import anyio
 
+from phloem_bus.garbage import collect_when_idle
 from phloem_bus.presence import Presence
 from phloem_bus.service import ServiceContext
 from phloem_proto.messages import Load, SchedulerInbox
@@ -14,7 +15,6 @@ from phloem_proto.subjects import Role
 from .config import SchedulerConfig
 from .core import Core
 from .desk import Desk
-from .garbage import collect_when_idle
 from .leadership import Claim, Leadership
 from .load import CoreCollector, load
 
@@ -25,6 +25,8 @@ APART_S = 0.25
 WATCH_S = 0.1
 """How often other schedulers' terms are looked at."""
 GOODBYE_S = 1.0
+COLLECT_S = 3600.0
+"""Between full garbage collections while requests always are live: one may take half a second with a hundred thousand of them."""
 
 _log = logging.getLogger("phloem.scheduler")
 
@@ -71,7 +73,7 @@ class SchedulerService:
                 for background in (presence.run, desk.links.run, desk.answers.run):
                     tasks.start_soon(background)
                 if self._alone:
-                    tasks.start_soon(collect_when_idle, lambda: desk.core.idle)
+                    tasks.start_soon(collect_when_idle, lambda: desk.core.idle, COLLECT_S)
                 tasks.start_soon(alternate, desk, presence, leadership, ctx)
                 await ctx.drain.wait()
                 await drain(desk, presence, ctx)

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from phloem_scheduler.garbage import only_young
+from phloem_bus.garbage import only_young
 
 from . import memory, passes, queue, tree, worst
 from .bed import Bed

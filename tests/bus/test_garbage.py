@@ -1,4 +1,4 @@
-"""When the scheduler has garbage collected: never in the middle of work, if it has the process to itself."""
+"""When a service that has its process to itself has garbage collected: never in the middle of work."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import weakref
 import anyio
 import pytest
 
-from phloem_scheduler import garbage
-from phloem_scheduler.garbage import collect_when_idle
+from phloem_bus import garbage
+from phloem_bus.garbage import collect_when_idle
 
 pytestmark = pytest.mark.anyio
 
@@ -43,7 +43,7 @@ async def test_no_full_collection_while_something_is_live_and_one_soon_after() -
             full.append(1)
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(collect_when_idle, lambda: not busy)
+        tasks.start_soon(collect_when_idle, lambda: not busy, 3600.0)
         await anyio.sleep(0.05)
         gc.callbacks.append(note)
         try:
@@ -63,10 +63,9 @@ async def test_no_full_collection_while_something_is_live_and_one_soon_after() -
             tasks.cancel_scope.cancel()
 
 
-async def test_a_process_that_is_never_idle_collects_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(garbage, "BUSY_S", 0.5)
+async def test_a_process_that_is_never_idle_collects_in_the_end() -> None:
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(collect_when_idle, lambda: False)
+        tasks.start_soon(collect_when_idle, lambda: False, 0.5)
         await anyio.sleep(0.05)
         reference = old_knot()
         assert reference() is not None
@@ -79,5 +78,5 @@ async def test_a_process_that_is_never_idle_collects_in_the_end(monkeypatch: pyt
 async def test_afterwards_everything_is_as_it_was() -> None:
     before, frozen = gc.get_threshold(), gc.get_freeze_count()
     with anyio.move_on_after(0.05):
-        await collect_when_idle(lambda: True)
+        await collect_when_idle(lambda: True, 3600.0)
     assert (gc.get_threshold(), gc.get_freeze_count()) == (before, frozen)
