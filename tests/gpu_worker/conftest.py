@@ -1,4 +1,4 @@
-"""Fixtures of the worker's tests: one thread for torch, and tiny random models of each family."""
+"""Fixtures of the worker's tests: one thread for torch, both samplers, and tiny random models of each family."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from phloem_gpu_worker.kernel_sampler import KernelSampler
+from phloem_gpu_worker.sampler import Sampler, TorchSampler
+
+from .compiled import kernels
 from .tiny_models import save_model
 
 
@@ -17,6 +21,11 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(params=["torch", "kernels"])
+def sampler(request: pytest.FixtureRequest) -> Sampler:
+    return TorchSampler() if request.param == "torch" else KernelSampler(kernels())
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from phloem_gpu_worker.draws import FINE, Penalties
+from phloem_gpu_worker.sampler import Sampler
 
 from .test_worker_sampler import draw, draws_of
 
@@ -30,12 +31,14 @@ LOGITS = {
 
 
 @pytest.mark.parametrize("kind", LOGITS)
-def test_filters(kind: str) -> None:
+def test_filters(sampler: Sampler, kind: str) -> None:
     grid = list(product(TEMPERATURES, TOP_PS, MIN_PS, TOP_KS))
     temperature, top_p, min_p, top_k = (np.array(column) for column in zip(*grid, strict=True))
     row = LOGITS[kind]
     drawn = draw(
-        row.repeat(len(grid), 1), draws_of(len(grid), temperature=temperature, top_p=top_p, min_p=min_p, top_k=top_k)
+        sampler,
+        row.repeat(len(grid), 1),
+        draws_of(len(grid), temperature=temperature, top_p=top_p, min_p=min_p, top_k=top_k),
     )
     assert (drawn.fault == FINE).all()
     assert drawn.ids.min() >= 0
@@ -47,14 +50,16 @@ def test_filters(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", LOGITS)
 @pytest.mark.parametrize("temperature", [0.0, 1e-5, 2.0])
-def test_penalties(kind: str, temperature: float) -> None:
+def test_penalties(sampler: Sampler, kind: str, temperature: float) -> None:
     grid = list(product(PENALTIES, SUBTRACTED))
     seen = np.arange(0, VOCAB, 7)
     rows = np.repeat(np.arange(len(grid)), len(seen))
     repetition, subtract = (np.array(column, dtype=np.float32)[rows] for column in zip(*grid, strict=True))
     penalties = Penalties(rows, np.tile(seen, len(grid)), repetition, subtract)
     drawn = draw(
-        LOGITS[kind].repeat(len(grid), 1), draws_of(len(grid), temperature=temperature, top_p=0.9, penalties=penalties)
+        sampler,
+        LOGITS[kind].repeat(len(grid), 1),
+        draws_of(len(grid), temperature=temperature, top_p=0.9, penalties=penalties),
     )
     assert (drawn.fault == FINE).all()
     assert drawn.ids.max() < VOCAB

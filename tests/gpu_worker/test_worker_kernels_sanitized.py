@@ -16,7 +16,12 @@ from .compiled import LEVEL_NAMES
 pytestmark = [pytest.mark.long, pytest.mark.alone, pytest.mark.timeout(1800)]
 
 HERE = Path(__file__).parent
-TESTS = ("test_worker_kernels_multiply.py", "test_worker_kernels_attention.py", "test_worker_models.py")
+TESTS = (
+    "test_worker_kernels_multiply.py",
+    "test_worker_kernels_attention.py",
+    "test_worker_kernels_sampling.py",
+    "test_worker_models.py",
+)
 FLAGS = "-fsanitize=address,undefined -fno-sanitize-recover=all -g1 -O1"
 
 
@@ -39,7 +44,7 @@ def runtimes() -> str:
 
 @pytest.mark.parametrize("level", LEVEL_NAMES)
 def test_kernels_touch_only_what_is_theirs(level: str) -> None:
-    """Those tests that run at a level of their own: products, ragged attention, whole models."""
+    """Those tests that run at a level of their own: products, ragged attention, draws, whole models."""
     environment = os.environ | {
         "LD_PRELOAD": runtimes(),
         # Python never frees what lives as long as it does; its own allocator would hide what is done to small pieces.

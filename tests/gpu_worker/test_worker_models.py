@@ -12,14 +12,17 @@ import torch
 from phloem_gpu_worker.attention import AttentionBackend, ReferenceAttention
 from phloem_gpu_worker.attention_torch import TorchAttention
 from phloem_gpu_worker.batch import ScoreSpan
+from phloem_gpu_worker.draws import Wanted
 from phloem_gpu_worker.errors import UnsupportedModel
 from phloem_gpu_worker.load import PoolSize, load_decoder, load_native, make_runner
 from phloem_gpu_worker.native import NativeCompute, NativeDecoder
 from phloem_gpu_worker.runner import TorchRunner
+from phloem_gpu_worker.sampler import draw
 
 from .batches import batch_of, ids_of, pages_of
 from .compiled import EACH_LEVEL, kernels
 from .mixed_rows import assert_rows_are_their_own
+from .test_worker_sampler import draws_of
 from .tiny_models import CONFIGS, load_reference
 
 Folder = Callable[[str], Path]
@@ -126,6 +129,29 @@ def test_bfloat16_is_near_float32(model_folder: Folder, backend: str, name: str)
     logits = runner.forward(batch_of([(ids, 0, [0, 1])], every=True)).logits
     expected = reference_logits(folder, ids)
     assert torch.nn.functional.cosine_similarity(logits, expected, dim=-1).min() > 0.99
+
+
+@pytest.mark.parametrize("backend", ["torch", "kernels"])
+def test_draws_from_some_of_the_logits_become_the_newest_tokens_of_their_slots(
+    model_folder: Folder, backend: str
+) -> None:
+    runner, same = (runner_of(model_folder("llama"), backend, 16) for _ in range(2))
+    prompts = [ids_of(20, seed) for seed in range(3)]
+    tables = [pages_of(16, 4 * number, 21) for number in range(3)]
+    batch = batch_of([(ids, 0, table) for ids, table in zip(prompts, tables, strict=True)])
+    draws = draws_of(2, temperature=[0.0, 1.5], logprobs=[3, -1])
+    expected = draw(same.forward(batch).logits[[2, 0]], draws).read()
+    drawn = runner.draw(runner.forward(batch), Wanted(draws, np.array([5, 9]), np.array([2, 0]))).result().drawn
+    assert drawn is not None
+    assert drawn.ids.tolist() == expected.ids.tolist()
+    assert drawn.scores is not None
+    assert expected.scores is not None
+    assert drawn.scores.top_ids.tolist() == expected.scores.top_ids.tolist()
+    unknown, known = (
+        batch_of([([tokens[0]], 20, tables[2]), ([tokens[1]], 20, tables[0])])
+        for tokens in ([-1 - 5, -1 - 9], expected.ids.tolist())
+    )
+    assert torch.equal(runner.forward(unknown).logits, same.forward(known).logits)
 
 
 @pytest.mark.parametrize("level", EACH_LEVEL)

@@ -1,4 +1,4 @@
-"""From a batch to hidden states and logits, through a paged KV pool: what a runner drives."""
+"""From a batch to hidden states and logits, through a paged KV pool, and what draws from them: what a runner drives."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from .batch import Batch, Ints
 from .decoder import Decoder
 from .kv_pool import KvPool
 from .outline import Outline
+from .sampler import Sampler, TorchSampler
 from .transfer import upload
 
 
 class Compute(Protocol):
-    """A model with a pool. Attributes: what it computes in and where, the pages that may be planned."""
+    """A model with a pool. Attributes: what it computes in and where, the pages that may be planned, what draws from its logits."""
 
     dtype: torch.dtype
     device: torch.device
     pages: int
     page_size: int
+    sampler: Sampler
 
     @property
     def arch(self) -> Outline:
@@ -51,6 +53,7 @@ class TorchCompute:
         self.device = decoder.device
         self.pages = pool.pages
         self.page_size = pool.page_size
+        self.sampler: Sampler = TorchSampler()
         self._decoder = decoder
         self._pool = pool
         self._attention = attention

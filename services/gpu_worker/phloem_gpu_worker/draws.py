@@ -19,6 +19,7 @@ class Penalties:
     """Changes to single logits: entry j concerns logit ``ids[j]`` of row ``rows[j]``; a pair occurs once."""
 
     rows: Ints
+    """Ascending, as those of the other edits."""
     ids: Ints
     repetition: Floats
     """Divides a positive logit, multiplies a negative one; 1 = none. Applied first."""

@@ -13,6 +13,7 @@ from .batch import Batch
 from .compute import addresses
 from .hf_attention import PoolPass, attending
 from .kv_pool import KvPool
+from .sampler import Sampler, TorchSampler
 from .transfer import upload
 
 
@@ -57,6 +58,7 @@ class HfCompute:
         self.device = model.device
         self.pages = pool.pages
         self.page_size = pool.page_size
+        self.sampler: Sampler = TorchSampler()
         self._model = model
         self._pool = pool
         self._attention = attention

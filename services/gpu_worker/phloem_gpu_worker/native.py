@@ -11,6 +11,7 @@ from torch import Tensor
 from .architecture import Architecture, Projections
 from .batch import Batch
 from .errors import UnsupportedModel
+from .kernel_sampler import KernelSampler
 from .kernels import abi
 from .kernels.memory import aligned
 from .kernels.packing import Packed, alternate, alternate_bias, pack
@@ -19,6 +20,7 @@ from .kv_pool import scrub_pages
 from .loading import Loader
 from .progress import Tick, no_tick
 from .rope import frequencies
+from .sampler import Sampler
 from .weights import WeightSource
 
 LANES = 16
@@ -177,6 +179,7 @@ class NativeCompute:
         self.device = decoder.device
         self.pages = pages
         self.page_size = page_size
+        self.sampler: Sampler = KernelSampler(decoder.kernels)
         self._decoder = decoder
         self._kernels = decoder.kernels
         shape = (pages + 1, self.arch.kv_heads * self.arch.head_dim * page_size)

@@ -13,8 +13,7 @@ from torch import Tensor
 from .batch import Batch, Ints, ScoreSpan
 from .compute import Compute
 from .draws import Drawn, Wanted
-from .logprobs import Scores, SpanScoring, score
-from .sampler import draw
+from .logprobs import Scores, SpanScoring
 from .timeline import CudaTimeline, HostTimeline, Timeline
 from .transfer import upload
 
@@ -106,10 +105,11 @@ class TorchForward:
 
 
 class TorchRunner:
-    """Runs a `Compute`, and draws with torch."""
+    """Runs a `Compute`, and draws with its sampler."""
 
     def __init__(self, compute: Compute) -> None:
         self._compute = compute
+        self._sampler = compute.sampler
         self._device = compute.device
         self._timeline: Timeline = HostTimeline() if self._device.type == "cpu" else CudaTimeline(self._device)
         self._newest = torch.zeros(_MOST_SLOTS, dtype=torch.int64, device=self._device)
@@ -143,8 +143,7 @@ class TorchRunner:
         line, began = self._timeline, self._timeline.mark()
         drawing = None
         if wanted is not None:
-            logits = forward.logits if wanted.rows is None else forward.logits[self._to_device(wanted.rows)]
-            drawing = draw(logits, wanted.draws)
+            drawing = self._sampler.draw(forward.logits, wanted.draws, wanted.rows)
             self._newest[self._to_device(wanted.slots)] = drawing.ids
             drawing = drawing.fetched()
         scores = tuple(one.fetched() for one in forward.scores)
@@ -184,7 +183,8 @@ class TorchRunner:
         for begin in range(0, len(span.targets), _SCORED_AT_ONCE):
             some = self._to_device(span.targets[begin : begin + _SCORED_AT_ONCE])
             at = span.first + begin
-            parts.append(score(self._compute.logits(hidden[at : at + len(some)]), some, span.top))
+            logits = self._compute.logits(hidden[at : at + len(some)])
+            parts.append(self._sampler.score(logits, some, span.top))
         return SpanScoring(span.targets, span.top, tuple(parts))
 
     def _to_device(self, values: Ints) -> Tensor:

@@ -13,7 +13,7 @@ the same waits only a token that nearly ties with the first can take its place: 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -57,6 +57,30 @@ class Drawing:
         if self.broken is not None:
             faults = np.where(self.broken.numpy(), np.int8(NOT_A_NUMBER), faults)
         return Drawn(self.ids.numpy(), faults, self.scored_rows, None if self.scoring is None else self.scoring.read())
+
+
+class Sampler(Protocol):
+    """Draws from a device's logits, and scores them."""
+
+    def draw(self, logits: Tensor, draws: Draws, rows: Ints | None = None) -> Drawing:
+        """One token per draw from the ``rows`` of float32 ``logits`` [n, vocab] (None = all, in order), which may be changed."""
+        ...
+
+    def score(self, logits: Tensor, targets: Tensor, top: int) -> Scoring:
+        """Scores of ``targets`` int64 [n] under float32 ``logits`` [n, vocab], with the ``top`` most likely of each."""
+        ...
+
+
+class TorchSampler:
+    """A `Sampler` for any device, and what the kernels' is tested by."""
+
+    def draw(self, logits: Tensor, draws: Draws, rows: Ints | None = None) -> Drawing:
+        """See `Sampler.draw`."""
+        return draw(logits if rows is None else logits[_on(rows, logits)], draws)
+
+    def score(self, logits: Tensor, targets: Tensor, top: int) -> Scoring:
+        """See `Sampler.score`."""
+        return score(logits, targets, top)
 
 
 def draw(logits: Tensor, draws: Draws) -> Drawing:

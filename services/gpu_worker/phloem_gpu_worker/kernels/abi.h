@@ -54,10 +54,47 @@ typedef struct {
     int32_t token_count, row_count, table_width;
 } PhloemBatch;
 
+// Draws of one token per row, and where they go. sampler.py says what the numbers mean. Entries and masks are sorted by row.
+typedef struct {
+    const float* logits;           // [][vocab], never changed
+    const int64_t* at;             // [rows] numbers of logits; null = all, in order
+    const float* temperature;      // [rows], as the six below
+    const float* top_p;
+    const float* min_p;
+    const int64_t* top_k;
+    const uint64_t* seeds;
+    const int64_t* children;
+    const int64_t* positions;
+    const int64_t* penalised_rows; // [penalised], as the three below
+    const int64_t* penalised_ids;
+    const float* repetition;
+    const float* subtract;
+    const int64_t* biased_rows;    // [biased], as the two below
+    const int64_t* biased_ids;
+    const float* biases;
+    const int64_t* masked_rows;    // [masked]
+    const int32_t* masks;          // [masked][mask_words]
+    int64_t* ids;                  // [rows] out: the token, or any that exists if the row is broken or has no legal one
+    float* best;                   // [rows] out: the largest edited logit, NaN if any is
+    uint8_t* broken;               // [rows] out: 1 = the row held NaN before it was edited
+    int32_t rows, vocab, penalised, biased, masked, mask_words;
+} PhloemDraws;
+
+// Log-probabilities under raw logits of one token per row, and of the `top` most likely, which come first.
+typedef struct {
+    const float* logits;           // [][vocab]
+    const int64_t* at;             // [rows] numbers of logits; null = all, in order
+    const int64_t* targets;        // [rows]
+    float* logprobs;               // [rows] out
+    int64_t* top_ids;              // [rows][top] out
+    float* top_logprobs;           // [rows][top] out
+    int32_t rows, vocab, top;      // top: at most vocab
+} PhloemScores;
+
 typedef struct PhloemTeam PhloemTeam;
 
-// Sizes of the four structs above, to find a library of another version.
-void phloem_sizes(int32_t sizes[4]);
+// Sizes of the six structs above, to find a library of another version.
+void phloem_sizes(int32_t sizes[6]);
 // What this library was compiled for: avx512bf16, avx512, avx2 or portable.
 const char* phloem_level(void);
 
@@ -82,6 +119,12 @@ void phloem_attend(
     void* workspace);
 // Stores `k` and `v` f32 [token_count][kv_heads][head_dim] at the batch's positions.
 void phloem_store(const PhloemModel* model, const PhloemLayer* layer, const PhloemBatch* batch, const float* k, const float* v);
+
+int64_t phloem_draw_workspace(const PhloemDraws* draws, const PhloemTeam* team);
+void phloem_draw(const PhloemDraws* draws, PhloemTeam* team, void* workspace);
+
+int64_t phloem_score_workspace(const PhloemScores* scores, const PhloemTeam* team);
+void phloem_score(const PhloemScores* scores, PhloemTeam* team, void* workspace);
 
 #ifdef __cplusplus
 }

@@ -82,9 +82,60 @@ class BatchStruct(Structure):
     ]
 
 
-_LINEAR, _LAYER, _MODEL, _BATCH = map(POINTER, (LinearStruct, LayerStruct, ModelStruct, BatchStruct))
+class DrawsStruct(Structure):
+    """``PhloemDraws``"""
+
+    _fields_ = [
+        ("logits", c_void_p),
+        ("at", c_void_p),
+        ("temperature", c_void_p),
+        ("top_p", c_void_p),
+        ("min_p", c_void_p),
+        ("top_k", c_void_p),
+        ("seeds", c_void_p),
+        ("children", c_void_p),
+        ("positions", c_void_p),
+        ("penalised_rows", c_void_p),
+        ("penalised_ids", c_void_p),
+        ("repetition", c_void_p),
+        ("subtract", c_void_p),
+        ("biased_rows", c_void_p),
+        ("biased_ids", c_void_p),
+        ("biases", c_void_p),
+        ("masked_rows", c_void_p),
+        ("masks", c_void_p),
+        ("ids", c_void_p),
+        ("best", c_void_p),
+        ("broken", c_void_p),
+        ("rows", c_int32),
+        ("vocab", c_int32),
+        ("penalised", c_int32),
+        ("biased", c_int32),
+        ("masked", c_int32),
+        ("mask_words", c_int32),
+    ]
+
+
+class ScoresStruct(Structure):
+    """``PhloemScores``"""
+
+    _fields_ = [
+        ("logits", c_void_p),
+        ("at", c_void_p),
+        ("targets", c_void_p),
+        ("logprobs", c_void_p),
+        ("top_ids", c_void_p),
+        ("top_logprobs", c_void_p),
+        ("rows", c_int32),
+        ("vocab", c_int32),
+        ("top", c_int32),
+    ]
+
+
+_STRUCTS = (LinearStruct, LayerStruct, ModelStruct, BatchStruct, DrawsStruct, ScoresStruct)
+_LINEAR, _LAYER, _MODEL, _BATCH, _DRAWS, _SCORES = map(POINTER, _STRUCTS)
 _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
-    "phloem_sizes": (None, [c_int32 * 4]),
+    "phloem_sizes": (None, [c_int32 * len(_STRUCTS)]),
     "phloem_level": (c_char_p, []),
     "phloem_team_new": (c_void_p, [c_int32, c_int64, POINTER(c_int32), c_int32]),
     "phloem_team_free": (None, [c_void_p]),
@@ -95,6 +146,10 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "phloem_attend_workspace": (c_int64, [_MODEL, _BATCH]),
     "phloem_attend": (None, [_MODEL, _LAYER, c_void_p, _BATCH, c_void_p, c_void_p, c_void_p]),
     "phloem_store": (None, [_MODEL, _LAYER, _BATCH, c_void_p, c_void_p]),
+    "phloem_draw_workspace": (c_int64, [_DRAWS, c_void_p]),
+    "phloem_draw": (None, [_DRAWS, c_void_p, c_void_p]),
+    "phloem_score_workspace": (c_int64, [_SCORES, c_void_p]),
+    "phloem_score": (None, [_SCORES, c_void_p, c_void_p]),
 }
 
 
@@ -111,9 +166,9 @@ def load(path: Path) -> Any:
             function.restype, function.argtypes = result, arguments
     except (OSError, AttributeError) as error:
         raise NoKernels(f"the kernels at {path} can't be loaded: {error}") from None
-    sizes = (c_int32 * 4)()
+    sizes = (c_int32 * len(_STRUCTS))()
     library.phloem_sizes(sizes)
-    if list(sizes) != [ctypes.sizeof(kind) for kind in (LinearStruct, LayerStruct, ModelStruct, BatchStruct)]:
+    if list(sizes) != [ctypes.sizeof(kind) for kind in _STRUCTS]:
         raise NoKernels(f"the kernels at {path} are of another version")
     return library
 

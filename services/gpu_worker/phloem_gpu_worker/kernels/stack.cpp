@@ -1,4 +1,4 @@
-// The whole decoder in one call.
+// The whole decoder in one call, and what follows it: logits, draws, log-probabilities.
 #include <cmath>
 #include <exception>
 
@@ -6,6 +6,8 @@
 #include "attention.h"
 #include "layers.h"
 #include "matmul.h"
+#include "sampling.h"
+#include "scoring.h"
 #include "team.h"
 #include "vec.h"
 
@@ -368,6 +370,36 @@ void store_all(const PhloemModel& m, const PhloemLayer& layer, const PhloemBatch
             }
 }
 
+// Shares `rows` out, one at a time: one may take ten times as long as another.
+template <class F>
+void each_row(Team& team, int rows, const F& f) {
+    team.deal();
+    const std::function<void(int)> work = [&](int thread) {
+        for (int row; (row = team.take(rows)) >= 0;) f(thread, row);
+    };
+    if (rows == 1)
+        work(0);  // no others to wake
+    else
+        team.run(work);
+}
+
+struct Benches {
+    float *weights, *some;
+    double* sums;
+    size_t blocks;
+
+    Benches(Pieces& pieces, int vocab, int threads) : blocks(size_t(race_blocks(vocab))) {
+        weights = pieces.take<float>(threads * blocks * RACE);
+        some = pieces.take<float>(threads * (blocks * RACE + LANES));
+        sums = pieces.take<double>(threads * blocks);
+    }
+
+    Bench of(int thread) const {
+        const size_t t = size_t(thread);
+        return {weights + t * blocks * RACE, some + t * (blocks * RACE + LANES), sums + t * blocks};
+    }
+};
+
 template <class E>
 size_t step_bytes(const PhloemModel& m, int threads, const PhloemBatch& b) {
     Pieces pieces(nullptr);
@@ -382,11 +414,13 @@ using namespace phloem;
 
 extern "C" {
 
-void phloem_sizes(int32_t sizes[4]) {
+void phloem_sizes(int32_t sizes[6]) {
     sizes[0] = sizeof(PhloemLinear);
     sizes[1] = sizeof(PhloemLayer);
     sizes[2] = sizeof(PhloemModel);
     sizes[3] = sizeof(PhloemBatch);
+    sizes[4] = sizeof(PhloemDraws);
+    sizes[5] = sizeof(PhloemScores);
 }
 
 const char* phloem_level(void) { return PHLOEM_LEVEL; }
@@ -443,6 +477,30 @@ void phloem_store(const PhloemModel* model, const PhloemLayer* layer, const Phlo
         store_all<bf16>(*model, *layer, *batch, k, v);
     else
         store_all<float>(*model, *layer, *batch, k, v);
+}
+
+int64_t phloem_draw_workspace(const PhloemDraws* draws, const PhloemTeam* team) {
+    Pieces pieces(nullptr);
+    Benches(pieces, draws->vocab, team->team.size());
+    return int64_t(pieces.used());
+}
+
+void phloem_draw(const PhloemDraws* draws, PhloemTeam* team, void* workspace) {
+    Pieces pieces(aligned(workspace));
+    const Benches benches(pieces, draws->vocab, team->team.size());
+    each_row(team->team, draws->rows, [&](int thread, int row) { RowDraw(*draws, row, benches.of(thread)).run(); });
+}
+
+int64_t phloem_score_workspace(const PhloemScores* scores, const PhloemTeam* team) {
+    Pieces pieces(nullptr);
+    pieces.take<float>(size_t(scores->vocab + LANES) * size_t(team->team.size()));
+    return int64_t(pieces.used());
+}
+
+void phloem_score(const PhloemScores* scores, PhloemTeam* team, void* workspace) {
+    const size_t each = size_t(scores->vocab + LANES);
+    float* room = Pieces(aligned(workspace)).take<float>(each * size_t(team->team.size()));
+    each_row(team->team, scores->rows, [&](int thread, int row) { RowScore(*scores, row, room + each * size_t(thread)).run(); });
 }
 
 }  // extern "C"

@@ -77,6 +77,16 @@ class Kernels:
         k, v = k.contiguous(), v.contiguous()
         self._library.phloem_store(model, layer, batch.struct, k.data_ptr(), v.data_ptr())
 
+    def draw(self, draws: abi.DrawsStruct) -> None:
+        """A token per row, where ``draws`` says."""
+        size = self._library.phloem_draw_workspace(draws, self._team)
+        self._library.phloem_draw(draws, self._team, self._room(size))
+
+    def score(self, scores: abi.ScoresStruct) -> None:
+        """Log-probabilities, where ``scores`` says."""
+        size = self._library.phloem_score_workspace(scores, self._team)
+        self._library.phloem_score(scores, self._team, self._room(size))
+
     def _room(self, size: int) -> int:
         """Address of at least ``size`` bytes, kept from call to call."""
         if self._workspace.numel() < size:

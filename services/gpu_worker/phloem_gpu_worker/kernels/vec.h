@@ -29,6 +29,8 @@ namespace phloem {
 using bf16 = uint16_t;  // the upper half of a float
 using half = uint16_t;  // IEEE binary16
 
+using Lanes = uint16_t; // one bit per lane, the first lane's lowest
+
 constexpr int LANES = 16;
 constexpr float LOWEST = -std::numeric_limits<float>::infinity();
 
@@ -69,13 +71,39 @@ inline F16 mul(F16 a, F16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
 inline F16 div(F16 a, F16 b) { return {_mm512_div_ps(a.v, b.v)}; }
 inline F16 fma(F16 a, F16 b, F16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 inline F16 max(F16 a, F16 b) { return {_mm512_max_ps(a.v, b.v)}; }
+inline F16 min(F16 a, F16 b) { return {_mm512_min_ps(a.v, b.v)}; }
+inline Lanes at_least(F16 a, F16 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ); }
+inline Lanes not_numbers(F16 a) { return _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q); }
 inline F16 round(F16 a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
 // a * 2^n for whole n
 inline F16 scale2(F16 a, F16 n) { return {_mm512_scalef_ps(a.v, n.v)}; }
 // The first `count` lanes of a, -inf in the others.
-inline F16 first(F16 a, int count) {
-    const __mmask16 keep = count >= LANES ? __mmask16(0xffff) : __mmask16((1u << count) - 1u);
-    return {_mm512_mask_blend_ps(keep, _mm512_set1_ps(LOWEST), a.v)};
+inline __mmask16 lowest_lanes(int count) { return count >= LANES ? __mmask16(0xffff) : __mmask16((1u << count) - 1u); }
+inline F16 first(F16 a, int count) { return {_mm512_mask_blend_ps(lowest_lanes(count), _mm512_set1_ps(LOWEST), a.v)}; }
+// `count` floats from p on, at least one; -inf in the lanes beyond.
+inline F16 load_first(const float* p, int count) { return {_mm512_mask_loadu_ps(_mm512_set1_ps(LOWEST), lowest_lanes(count), p)}; }
+// The lanes of a that are set, -inf in the others.
+inline F16 only(F16 a, Lanes set) { return {_mm512_mask_blend_ps(set, _mm512_set1_ps(LOWEST), a.v)}; }
+// Writes the lanes that are set one after the other; LANES floats at p are overwritten.
+inline void pack_lanes(float* p, F16 a, Lanes set) { _mm512_storeu_ps(p, _mm512_maskz_compress_ps(set, a.v)); }
+
+// Sixteen sums in double precision.
+struct D16 {
+    __m512d a, b;
+};
+
+inline D16 nothing() { return {_mm512_setzero_pd(), _mm512_setzero_pd()}; }
+inline __m512d lower_half(F16 x) { return _mm512_cvtps_pd(_mm512_castps512_ps256(x.v)); }
+inline __m512d upper_half(F16 x) { return _mm512_cvtps_pd(_mm512_extractf32x8_ps(x.v, 1)); }
+inline D16 add(D16 s, F16 x) { return {_mm512_add_pd(s.a, lower_half(x)), _mm512_add_pd(s.b, upper_half(x))}; }
+// Adds the lanes of x that are no smaller than those of y.
+inline D16 add_at_least(D16 s, F16 x, F16 y) {
+    const Lanes large = at_least(x, y);
+    return {_mm512_mask_add_pd(s.a, __mmask8(large), s.a, lower_half(x)), _mm512_mask_add_pd(s.b, __mmask8(large >> 8), s.b, upper_half(x))};
+}
+inline void store(double* p, D16 s) {
+    _mm512_storeu_pd(p, s.a);
+    _mm512_storeu_pd(p + 8, s.b);
 }
 inline F16 load_half(const half* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))}; }
 inline F16 load_bf16(const bf16* p) {
@@ -142,6 +170,10 @@ inline F16 mul(F16 x, F16 y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.
 inline F16 div(F16 x, F16 y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
 inline F16 fma(F16 x, F16 y, F16 z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
 inline F16 max(F16 x, F16 y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+inline F16 min(F16 x, F16 y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+inline Lanes signs(__m256 low, __m256 high) { return Lanes(_mm256_movemask_ps(low) | _mm256_movemask_ps(high) << 8); }
+inline Lanes at_least(F16 x, F16 y) { return signs(_mm256_cmp_ps(x.a, y.a, _CMP_GE_OQ), _mm256_cmp_ps(x.b, y.b, _CMP_GE_OQ)); }
+inline Lanes not_numbers(F16 x) { return signs(_mm256_cmp_ps(x.a, x.a, _CMP_UNORD_Q), _mm256_cmp_ps(x.b, x.b, _CMP_UNORD_Q)); }
 inline F16 round(F16 x) {
     constexpr int nearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
     return {_mm256_round_ps(x.a, nearest), _mm256_round_ps(x.b, nearest)};
@@ -161,6 +193,33 @@ inline F16 first(F16 x, int count) {
     const __m256 none = _mm256_set1_ps(LOWEST);
     return {_mm256_blendv_ps(none, x.a, _mm256_castsi256_ps(_mm256_cmpgt_epi32(kept, low))),
             _mm256_blendv_ps(none, x.b, _mm256_castsi256_ps(_mm256_cmpgt_epi32(kept, high)))};
+}
+inline F16 only(F16 x, Lanes set) {
+    const __m256i bits = _mm256_set1_epi32(set), none = _mm256_castps_si256(_mm256_set1_ps(LOWEST));
+    const __m256i low = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128), high = _mm256_slli_epi32(low, 8);
+    const auto half = [&](__m256 part, __m256i lanes) {
+        const __m256i hit = _mm256_cmpeq_epi32(_mm256_and_si256(bits, lanes), lanes);
+        return _mm256_castsi256_ps(_mm256_blendv_epi8(none, _mm256_castps_si256(part), hit));
+    };
+    return {half(x.a, low), half(x.b, high)};
+}
+
+struct D16 {
+    __m256d v[4];
+};
+
+inline D16 nothing() { return {{_mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd()}}; }
+inline D16 add(D16 s, F16 x) {
+    return {{_mm256_add_pd(s.v[0], _mm256_cvtps_pd(_mm256_castps256_ps128(x.a))),
+             _mm256_add_pd(s.v[1], _mm256_cvtps_pd(_mm256_extractf128_ps(x.a, 1))),
+             _mm256_add_pd(s.v[2], _mm256_cvtps_pd(_mm256_castps256_ps128(x.b))),
+             _mm256_add_pd(s.v[3], _mm256_cvtps_pd(_mm256_extractf128_ps(x.b, 1)))}};
+}
+inline D16 add_at_least(D16 s, F16 x, F16 y) {
+    return add(s, {_mm256_and_ps(x.a, _mm256_cmp_ps(x.a, y.a, _CMP_GE_OQ)), _mm256_and_ps(x.b, _mm256_cmp_ps(x.b, y.b, _CMP_GE_OQ))});
+}
+inline void store(double* p, D16 s) {
+    for (int i = 0; i < 4; i++) _mm256_storeu_pd(p + 4 * i, s.v[i]);
 }
 inline F16 load_half(const half* p) {
     return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
@@ -225,6 +284,14 @@ inline F16 div(F16 a, F16 b) { return {a.v / b.v}; }
 // A product and a sum, rounded twice: a fused one would be a call into a library here.
 inline F16 fma(F16 a, F16 b, F16 c) { return {a.v * b.v + c.v}; }
 inline F16 max(F16 a, F16 b) { return {a.v > b.v ? a.v : b.v}; }
+inline F16 min(F16 a, F16 b) { return {a.v < b.v ? a.v : b.v}; }
+inline Lanes bits_of(Ints hits) {
+    unsigned bits = 0;
+    for (int i = 0; i < LANES; i++) bits |= (unsigned(hits[i]) & 1u) << i;
+    return Lanes(bits);
+}
+inline Lanes at_least(F16 a, F16 b) { return bits_of(a.v >= b.v); }
+inline Lanes not_numbers(F16 a) { return bits_of(a.v != a.v); }
 inline F16 round(F16 a) { return {(a.v + 12582912.0f) - 12582912.0f}; }  // 1.5 * 2^23: the sum has no fraction
 inline Floats power2(Ints n) { return (Floats)((n + 127) << 23); }
 inline F16 scale2(F16 a, F16 n) {
@@ -235,6 +302,22 @@ inline F16 first(F16 a, int count) {
     const Ints lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     return {lanes < count ? a.v : all(LOWEST)};
 }
+inline F16 only(F16 a, Lanes set) {
+    const Ints lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return {((int32_t(set) >> lanes) & 1) != 0 ? a.v : all(LOWEST)};
+}
+
+struct D16 {
+    double v[LANES];
+};
+
+inline D16 nothing() { return {}; }
+inline D16 add(D16 s, F16 x) {
+    for (int i = 0; i < LANES; i++) s.v[i] += double(x.v[i]);
+    return s;
+}
+inline D16 add_at_least(D16 s, F16 x, F16 y) { return add(s, {x.v >= y.v ? x.v : Floats{}}); }
+inline void store(double* p, D16 s) { std::memcpy(p, s.v, sizeof s.v); }
 inline float from_half(half h) {
     const uint32_t sign = uint32_t(h & 0x8000u) << 16, exponent = (h >> 10) & 31u, rest = h & 0x3ffu;
     if (exponent == 31u) return as_float(sign | 0x7f800000u | (rest << 13));
@@ -281,8 +364,36 @@ inline F16 dot(F16 acc, Pairs a, Pairs b) {
 
 // --- What all forms share -------------------------------------------------------------------------------------------
 
+#if !(defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__))
+inline F16 load_first(const float* p, int count) {
+    if (count >= LANES) return load(p);
+    float lanes[LANES];
+    for (int i = 0; i < LANES; i++) lanes[i] = i < count ? p[i] : LOWEST;
+    return load(lanes);
+}
+
+inline void pack_lanes(float* p, F16 a, Lanes set) {
+    float lanes[LANES];
+    store(lanes, a);
+    float packed[LANES] = {};
+    for (int i = 0, at = 0; i < LANES; i++) {
+        packed[at] = lanes[i];
+        at += set >> i & 1;
+    }
+    std::memcpy(p, packed, sizeof packed);
+}
+#endif
+
 inline float sum(F16 a) {
     float lanes[LANES];
+    store(lanes, a);
+    for (int width = LANES / 2; width > 0; width /= 2)
+        for (int i = 0; i < width; i++) lanes[i] += lanes[i + width];
+    return lanes[0];
+}
+
+inline double sum(D16 a) {
+    double lanes[LANES];
     store(lanes, a);
     for (int width = LANES / 2; width > 0; width /= 2)
         for (int i = 0; i < width; i++) lanes[i] += lanes[i + width];
@@ -296,6 +407,8 @@ inline float largest(F16 a) {
         for (int i = 0; i < width; i++) lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
     return lanes[0];
 }
+
+inline float smallest(F16 a) { return -largest(sub(zero(), a)); }
 
 // e^x, exactly 1 at 0 and exactly 0 for minus infinity; a NaN stays one. Relative error about 2e-7.
 inline F16 exp(F16 x) {

@@ -1,0 +1,114 @@
+"""Draws and scores by the compiled kernels: one call for all rows of a step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import DTypeLike, NDArray
+from torch import Tensor
+
+from .batch import Ints
+from .draws import Draws
+from .kernels import abi
+from .kernels.team import Kernels
+from .logprobs import Scoring
+from .sampler import Drawing
+
+
+class KernelSampler:
+    """A `Sampler` for float32 logits on the CPU. A row draws the same bit for bit alone, in any batch and with any threads."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+
+    def draw(self, logits: Tensor, draws: Draws, rows: Ints | None = None) -> Drawing:
+        """See `Sampler.draw`."""
+        logits = logits.contiguous()
+        count = len(draws.temperature)
+        ids = torch.empty(count, dtype=torch.int64)
+        best = torch.empty(count, dtype=torch.float32)
+        broken = torch.empty(count, dtype=torch.bool)
+        held = _Held()
+        struct = abi.DrawsStruct(
+            logits=logits.data_ptr(),
+            at=None if rows is None else held(rows, np.int64),
+            temperature=held(draws.temperature, np.float32),
+            top_p=held(draws.top_p, np.float32),
+            min_p=held(draws.min_p, np.float32),
+            top_k=held(draws.top_k, np.int64),
+            seeds=held(draws.seeds, np.uint64),
+            children=held(draws.children, np.int64),
+            positions=held(draws.positions, np.int64),
+            ids=ids.data_ptr(),
+            best=best.data_ptr(),
+            broken=broken.data_ptr(),
+            rows=count,
+            vocab=logits.shape[-1],
+        )
+        _add_edits(struct, draws, held)
+        self._kernels.draw(struct)
+        scored = np.flatnonzero(draws.logprobs >= 0)
+        scoring = None
+        if len(scored):
+            at = scored if rows is None else rows[scored]
+            scoring = self._score(logits, ids[torch.from_numpy(scored)], int(draws.logprobs.max()), at)
+        return Drawing(ids, best, broken, scored, scoring)
+
+    def score(self, logits: Tensor, targets: Tensor, top: int) -> Scoring:
+        """See `Sampler.score`."""
+        return self._score(logits.contiguous(), targets.contiguous(), top, None)
+
+    def _score(self, logits: Tensor, targets: Tensor, top: int, at: Ints | None) -> Scoring:
+        """``at`` [n]: numbers of the rows of ``logits``; None = all."""
+        count, vocab = len(targets), logits.shape[-1]
+        top = min(top, vocab)
+        scoring = Scoring(
+            targets,
+            torch.empty(count, dtype=torch.float32),
+            torch.empty(count, top, dtype=torch.int64),
+            torch.empty(count, top, dtype=torch.float32),
+        )
+        held = _Held()
+        struct = abi.ScoresStruct(
+            logits=logits.data_ptr(),
+            at=None if at is None else held(at, np.int64),
+            targets=targets.data_ptr(),
+            logprobs=scoring.logprobs.data_ptr(),
+            top_ids=scoring.top_ids.data_ptr(),
+            top_logprobs=scoring.top_logprobs.data_ptr(),
+            rows=count,
+            vocab=vocab,
+            top=top,
+        )
+        self._kernels.score(struct)
+        return scoring
+
+
+class _Held(list[NDArray[Any]]):
+    """Arrays that a call reads, kept alive until it has returned."""
+
+    def __call__(self, values: NDArray[Any], dtype: DTypeLike) -> int:
+        """The address of ``values`` as the kernels read them."""
+        array = np.ascontiguousarray(values, dtype=dtype)
+        self.append(array)
+        return array.ctypes.data
+
+
+def _add_edits(struct: abi.DrawsStruct, draws: Draws, held: _Held) -> None:
+    if draws.penalties is not None:
+        struct.penalised = len(draws.penalties.rows)
+        struct.penalised_rows = held(draws.penalties.rows, np.int64)
+        struct.penalised_ids = held(draws.penalties.ids, np.int64)
+        struct.repetition = held(draws.penalties.repetition, np.float32)
+        struct.subtract = held(draws.penalties.subtract, np.float32)
+    if draws.biases is not None:
+        struct.biased = len(draws.biases.rows)
+        struct.biased_rows = held(draws.biases.rows, np.int64)
+        struct.biased_ids = held(draws.biases.ids, np.int64)
+        struct.biases = held(draws.biases.values, np.float32)
+    if draws.masks is not None:
+        struct.masked, struct.mask_words = draws.masks.bits.shape
+        struct.masked_rows = held(draws.masks.rows, np.int64)
+        struct.masks = held(draws.masks.bits, np.int32)
