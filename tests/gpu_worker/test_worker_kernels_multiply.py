@@ -71,6 +71,17 @@ def test_threads_change_no_bit(kind: str) -> None:
             assert torch.equal(team.multiply(packed, x), expected)
 
 
+def test_a_team_that_changes_its_size_at_any_time_changes_no_bit() -> None:
+    draw, generator = seeded(7)
+    packed = pack(weight_of("bfloat16", 300, 160, generator))
+    x = inputs_of("bfloat16", 5, 160, generator)
+    expected = kernels().multiply(packed, x)
+    with team_of(4) as made:
+        for threads in draw.integers(0, 6, size=2000).tolist():  # what it does not have is cut to what it has
+            made.use(threads)
+            assert torch.equal(made.multiply(packed, x), expected)
+
+
 def test_a_bias_is_added() -> None:
     _, generator = seeded(4)
     weight, bias = torch.randn(70, 64, generator=generator), torch.randn(70, generator=generator)

@@ -435,6 +435,8 @@ PhloemTeam* phloem_team_new(int32_t threads, int64_t spin_ns, const int32_t* cor
 
 void phloem_team_free(PhloemTeam* team) { delete team; }
 
+void phloem_team_resize(PhloemTeam* team, int32_t threads) { team->team.resize(threads); }
+
 int64_t phloem_workspace(const PhloemModel* model, const PhloemTeam* team, const PhloemBatch* batch) {
     const int threads = team->team.size();
     return int64_t(model->dtype == PHLOEM_BF16 ? step_bytes<bf16>(*model, threads, *batch) : step_bytes<float>(*model, threads, *batch));

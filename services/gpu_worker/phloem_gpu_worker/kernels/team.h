@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -32,8 +33,8 @@ public:
 
     uint32_t value() const { return number_.load(std::memory_order_acquire); }
 
-    void advance() {
-        number_.fetch_add(1, std::memory_order_seq_cst);
+    void advance(uint32_t by = 1) {
+        number_.fetch_add(by, std::memory_order_seq_cst);
         if (sleepers_.load(std::memory_order_seq_cst) > 0) number_.notify_all();
     }
 
@@ -63,8 +64,8 @@ private:
 class Team {
 public:
     // `cores`: where thread i may run (empty = wherever the system puts it); the caller is thread 0 and is left where it is.
-    Team(int size, int64_t spin_ns, const std::vector<int>& cores) : size_(size), start_(spin_ns), phase_(spin_ns) {
-        for (int i = 1; i < size; i++) {
+    Team(int most, int64_t spin_ns, const std::vector<int>& cores) : most_(most), size_(most), start_(spin_ns), phase_(spin_ns) {
+        for (int i = 1; i < most; i++) {
             threads_.emplace_back([this, i] { serve(i); });
             if (!cores.empty()) bind(threads_.back(), cores[size_t(i) % cores.size()]);
         }
@@ -72,23 +73,26 @@ public:
 
     ~Team() {
         stopping_.store(true, std::memory_order_release);
-        start_.advance();
+        start_.advance(RUN);
         for (auto& thread : threads_) thread.join();
     }
 
     Team(const Team&) = delete;
     Team& operator=(const Team&) = delete;
 
+    // How many threads the next runs have.
     int size() const { return size_; }
+    void resize(int size) { size_ = std::clamp(size, 1, most_); }
 
-    // Runs `work(thread)` on all threads and returns when all are done. One caller at a time.
+    // Runs `work(thread)` on `size` threads and returns when all are done. One caller at a time.
     void run(const std::function<void(int)>& work) {
         if (size_ == 1) {
             work(0);
             return;
         }
         work_ = &work;
-        start_.advance();
+        const uint32_t former = start_.value();
+        start_.advance((former & ~(RUN - 1)) + RUN + uint32_t(size_) - former);
         work(0);
         barrier();
     }
@@ -118,8 +122,9 @@ private:
         uint32_t seen = 0;
         while (true) {
             start_.wait_past(seen);
-            seen++;
+            seen = start_.value();  // runs that this thread had no part in may have come and gone
             if (stopping_.load(std::memory_order_acquire)) return;
+            if (uint32_t(thread) >= seen % RUN) continue;
             (*work_)(thread);
             barrier();
         }
@@ -132,7 +137,12 @@ private:
         pthread_setaffinity_np(thread.native_handle(), sizeof set, &set);  // refused: it runs wherever it may
     }
 
-    const int size_;
+    // `start_` counts runs in steps of `RUN`, and says below it how many threads a run has: a thread that wakes late must not take the size
+    // of another run for its own.
+    static constexpr uint32_t RUN = 1 << 12;
+
+    const int most_;
+    int size_;
     Turnstile start_, phase_;
     const std::function<void(int)>* work_ = nullptr;
     std::atomic<bool> stopping_{false};
