@@ -240,6 +240,7 @@ def test_scores_are_those_of_torch(level: str, vocab: int) -> None:
     rng = np.random.default_rng(vocab)
     logits = logits_of(9, vocab, rng)
     logits[0, rng.integers(0, vocab, 3)] = float("-inf")
+    logits[1] = torch.from_numpy(np.where(rng.random(vocab) < 0.5, np.float32(1), np.nextafter(np.float32(1), 2)))
     targets = torch.from_numpy(rng.integers(0, vocab, 9))
     for top in {0, 1, 5, min(100, vocab), vocab, vocab + 5}:
         got = compiled(level).score(logits, targets, top).read()

@@ -107,7 +107,7 @@ float reaching(const float* values, size_t count, double needed, float* room) {
         count = collect(values, count, bounds[way], bounds[way + 1], room);
         values = room;
     }
-    std::copy(values, values + count, room);
+    if (values != room) std::copy(values, values + count, room);
     std::sort(room, room + count, std::greater<float>());
     for (size_t i = 0; i < count; i++)
         if ((above += Measure::of(room[i])) >= needed) return room[i];
