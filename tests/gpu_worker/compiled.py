@@ -48,7 +48,7 @@ class Heads:
         self._kernels = made
         self.dtype = dtype
         shape = (pages, kv_heads * head_dim * page_size)
-        self.keys, self.values = (aligned(shape, dtype, zero=True) for _ in range(2))
+        self.keys, self.values = (aligned(shape, dtype) for _ in range(2))
         self._layer = abi.LayerStruct()
         self._layer.keys, self._layer.values = self.keys.data_ptr(), self.values.data_ptr()
         self._layers = (abi.LayerStruct * 1)(self._layer)

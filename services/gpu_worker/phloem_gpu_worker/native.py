@@ -186,8 +186,8 @@ class NativeCompute:
         self._kernels = decoder.kernels
         self._crew = Crew(decoder.kernels.threads)
         shape = (pages + 1, self.arch.kv_heads * self.arch.head_dim * page_size)
-        self._keys = [aligned(shape, self.dtype, zero=True) for _ in decoder.layers]
-        self._values = [aligned(shape, self.dtype, zero=True) for _ in decoder.layers]
+        self._keys = [aligned(shape, self.dtype) for _ in decoder.layers]
+        self._values = [aligned(shape, self.dtype) for _ in decoder.layers]
         parts = zip(decoder.layers, self._keys, self._values, strict=True)
         layers = [layer.struct(keys, values) for layer, keys, values in parts]
         self._layers = (abi.LayerStruct * len(layers))(*layers)

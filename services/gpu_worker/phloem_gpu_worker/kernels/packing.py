@@ -78,7 +78,7 @@ def _pack_grouped(weight: Grouped, bias: Tensor | None) -> Packed:
         return Packed(packed, scales, None, bias, abi.INT8, outputs, inputs)
     # [block, half, column, group, quarter, step, parity]: the four steps of a word become its four values.
     split = values.view(-1, 2, BLOCK // 2, inputs // GROUP, 4, 4, 2).permute(5, 0, 3, 4, 1, 2, 6)
-    words = aligned(tuple(split.shape[1:]), torch.int16, zero=True)
+    words = aligned(tuple(split.shape[1:]), torch.int16)
     for step in range(4):
         words |= split[step].to(torch.int16) << (4 * step)
     return Packed(words, scales, _fill(_by_group(weight.offsets)), bias, abi.INT4, outputs, inputs)
