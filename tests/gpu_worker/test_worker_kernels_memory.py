@@ -1,0 +1,57 @@
+"""Memory for weights and KV: whole, apart from each other, and given back."""
+
+from __future__ import annotations
+
+import gc
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from phloem_gpu_worker.kernels.memory import HUGE, LINE, SHARED, aligned
+
+
+def test_tensors_of_any_size_are_zeros_on_cache_lines_and_never_overlap() -> None:
+    rng = random.Random(3)
+    made = []
+    for number in range(1, 120):
+        size = rng.choice([0, 1, 63, 64, 65, rng.randrange(HUGE), SHARED // 4 - 1, SHARED // 4, SHARED // 4 + 1])
+        tensor = aligned((size,), torch.uint8)
+        assert tensor.shape == (size,)
+        assert size == 0 or tensor.data_ptr() % LINE == 0
+        assert not tensor[:: max(1, size // 50)].any()
+        tensor[:1], tensor[-1:] = number, number
+        made.append(tensor)
+    for number, tensor in enumerate(made, 1):
+        assert set(tensor[:1].tolist() + tensor[-1:].tolist()) <= {number}
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 7), (1, 1), (2, 0, 4)])
+def test_shape_and_type_are_what_was_asked_for(shape: tuple[int, ...]) -> None:
+    for dtype in (torch.bfloat16, torch.float32, torch.int8, torch.int16):
+        tensor = aligned(shape, dtype)
+        assert (tensor.shape, tensor.dtype) == (shape, dtype)
+        tensor.fill_(3)
+        assert bool((tensor == 3).all())
+
+
+def resident() -> int:
+    """Bytes of this process that are in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def test_what_is_not_written_takes_no_memory_and_what_is_dropped_is_given_back() -> None:
+    before, size = resident(), 256 * 2**20
+    tensor = aligned((size,), torch.uint8)
+    assert resident() < before + size // 4
+    tensor.fill_(1)
+    assert resident() > before + size * 3 // 4
+    del tensor
+    gc.collect()
+    assert resident() < before + size // 4
+
+
+def test_what_cant_be_had_is_told_with_its_size() -> None:
+    with pytest.raises(MemoryError, match="9,007,199,254,740,992 bytes"):
+        aligned((2**53,), torch.uint8)
