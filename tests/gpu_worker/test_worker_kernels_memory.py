@@ -11,6 +11,8 @@ import torch
 
 from phloem_gpu_worker.kernels.memory import HUGE, LINE, SHARED, aligned
 
+THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
 
 def test_tensors_of_any_size_are_zeros_on_cache_lines_and_never_overlap() -> None:
     rng = random.Random(3)
@@ -55,3 +57,16 @@ def test_what_is_not_written_takes_no_memory_and_what_is_dropped_is_given_back()
 def test_what_cant_be_had_is_told_with_its_size() -> None:
     with pytest.raises(MemoryError, match="9,007,199,254,740,992 bytes"):
         aligned((2**53,), torch.uint8)
+
+
+def huge() -> int:
+    """Bytes of this process that lie in huge pages."""
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
+    return int(lines["AnonHugePages"].split()[0]) * 1024
+
+
+@pytest.mark.skipif("[never]" in THP.read_text() if THP.exists() else True, reason="this system has no huge pages")
+def test_small_tensors_lie_in_huge_pages_together() -> None:
+    before = huge()
+    made = [aligned((HUGE + HUGE // 2,), torch.uint8).fill_(1) for _ in range(64)]
+    assert huge() >= before + 0.7 * sum(map(len, made))

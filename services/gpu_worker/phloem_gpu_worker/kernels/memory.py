@@ -26,7 +26,7 @@ class _Mapping:
 
     def __init__(self, size: int) -> None:
         try:
-            memory = mmap.mmap(-1, size + HUGE)
+            memory = mmap.mmap(-1, size + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, OverflowError) as error:
             raise MemoryError(f"{size:,} bytes can't be had: {error}") from None
         if hasattr(mmap, "MADV_HUGEPAGE"):
