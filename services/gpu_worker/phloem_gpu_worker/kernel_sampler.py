@@ -1,7 +1,12 @@
-"""Draws and scores by the compiled kernels: one call for all rows of a step."""
+"""Draws and scores by the compiled kernels: one call for all rows of a step.
+
+A step's weights push everything else out of the caches, so whatever is touched here for the first time since is slow: with one row a call
+into numpy or torch costs as much as the draw. Hence so few of them.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,11 +15,27 @@ from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
 from .batch import Ints
-from .draws import Draws
+from .draws import Drawn, Draws
 from .kernels import abi
 from .kernels.team import Kernels
-from .logprobs import Scoring
-from .sampler import Drawing
+from .logprobs import Scores, Scoring
+
+
+@dataclass(frozen=True, slots=True)
+class HostDrawing:
+    """A `Drawing` that is done."""
+
+    ids: Tensor
+    best: Tensor
+    drawn: Drawn
+
+    def fetched(self) -> HostDrawing:
+        """See `Drawing.fetched`."""
+        return self
+
+    def read(self) -> Drawn:
+        """See `Drawing.read`."""
+        return self.drawn
 
 
 class KernelSampler:
@@ -23,13 +44,13 @@ class KernelSampler:
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
 
-    def draw(self, logits: Tensor, draws: Draws, rows: Ints | None = None) -> Drawing:
+    def draw(self, logits: Tensor, draws: Draws, rows: Ints | None = None) -> HostDrawing:
         """See `Sampler.draw`."""
         logits = logits.contiguous()
         count = len(draws.temperature)
         ids = torch.empty(count, dtype=torch.int64)
         best = torch.empty(count, dtype=torch.float32)
-        broken = torch.empty(count, dtype=torch.bool)
+        faults = torch.empty(count, dtype=torch.int8)
         held = _Held()
         struct = abi.DrawsStruct(
             logits=logits.data_ptr(),
@@ -43,22 +64,25 @@ class KernelSampler:
             positions=held(draws.positions, np.int64),
             ids=ids.data_ptr(),
             best=best.data_ptr(),
-            broken=broken.data_ptr(),
+            faults=faults.data_ptr(),
             rows=count,
             vocab=logits.shape[-1],
         )
         _add_edits(struct, draws, held)
         self._kernels.draw(struct)
-        scored = np.flatnonzero(draws.logprobs >= 0)
-        scoring = None
-        if len(scored):
-            at = scored if rows is None else rows[scored]
-            scoring = self._score(logits, ids[torch.from_numpy(scored)], int(draws.logprobs.max()), at)
-        return Drawing(ids, best, broken, scored, scoring)
+        scored, scores = _NONE, None
+        if (most := int(draws.logprobs.max(initial=-1))) >= 0:
+            scored = np.flatnonzero(draws.logprobs >= 0)
+            scores = self._score_rows(logits, ids, most, scored, rows)
+        return HostDrawing(ids, best, Drawn(ids.numpy(), faults.numpy(), scored, scores))
 
     def score(self, logits: Tensor, targets: Tensor, top: int) -> Scoring:
         """See `Sampler.score`."""
         return self._score(logits.contiguous(), targets.contiguous(), top, None)
+
+    def _score_rows(self, logits: Tensor, ids: Tensor, top: int, scored: Ints, rows: Ints | None) -> Scores:
+        at = scored if rows is None else rows[scored]
+        return self._score(logits, ids[torch.from_numpy(scored)], top, at).read()
 
     def _score(self, logits: Tensor, targets: Tensor, top: int, at: Ints | None) -> Scoring:
         """``at`` [n]: numbers of the rows of ``logits``; None = all."""
@@ -84,6 +108,9 @@ class KernelSampler:
         )
         self._kernels.score(struct)
         return scoring
+
+
+_NONE: Ints = np.empty(0, dtype=np.int64)
 
 
 class _Held(list[NDArray[Any]]):

@@ -144,7 +144,7 @@ class TorchRunner:
         drawing = None
         if wanted is not None:
             drawing = self._sampler.draw(forward.logits, wanted.draws, wanted.rows)
-            self._newest[self._to_device(wanted.slots)] = drawing.ids
+            self._newest.index_copy_(0, self._to_device(wanted.slots), drawing.ids)
             drawing = drawing.fetched()
         scores = tuple(one.fetched() for one in forward.scores)
         ended = line.mark()

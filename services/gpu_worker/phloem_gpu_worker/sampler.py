@@ -32,27 +32,47 @@ _CANDIDATES = 256
 """Most likely tokens among which top-p's boundary is looked for before the whole vocabulary is sorted."""
 
 
-@dataclass(frozen=True, slots=True)
-class Drawing:
+class Drawing(Protocol):
     """Draws that a device may still be computing."""
 
+    @property
+    def ids(self) -> Tensor:
+        """int64 [S]"""
+        ...
+
+    @property
+    def best(self) -> Tensor:
+        """float32 [S]: the largest logit that was left, NaN if any is."""
+        ...
+
+    def fetched(self) -> Drawing:
+        """The same on the host, once the device's stream has passed this place."""
+        ...
+
+    def read(self) -> Drawn:
+        """Of a drawing on the host."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TorchDrawing:
+    """A `Drawing` by `draw`."""
+
     ids: Tensor
-    """int64 [S]"""
     best: Tensor
-    """float32 [S]: the largest logit that was left."""
     broken: Tensor | None
     """bool [S]: the row held NaN before it was edited; None = nothing was edited."""
     scored_rows: Ints
     scoring: Scoring | None
 
-    def fetched(self) -> Drawing:
-        """The same on the host, once the device's stream has passed this place."""
+    def fetched(self) -> TorchDrawing:
+        """See `Drawing.fetched`."""
         broken = None if self.broken is None else fetch(self.broken)
         scoring = None if self.scoring is None else self.scoring.fetched()
-        return Drawing(fetch(self.ids), fetch(self.best), broken, self.scored_rows, scoring)
+        return TorchDrawing(fetch(self.ids), fetch(self.best), broken, self.scored_rows, scoring)
 
     def read(self) -> Drawn:
-        """Of a drawing on the host."""
+        """See `Drawing.read`."""
         faults = _faults(self.best)
         if self.broken is not None:
             faults = np.where(self.broken.numpy(), np.int8(NOT_A_NUMBER), faults)
@@ -83,11 +103,11 @@ class TorchSampler:
         return score(logits, targets, top)
 
 
-def draw(logits: Tensor, draws: Draws) -> Drawing:
+def draw(logits: Tensor, draws: Draws) -> TorchDrawing:
     """One token per row of ``logits`` float32 [S, vocab], which is changed in place. The host never waits for a CUDA device."""
     if draws.plain:
         best = logits.max(dim=-1)
-        return Drawing(best.indices, best.values, None, np.empty(0, dtype=np.int64), None)
+        return TorchDrawing(best.indices, best.values, None, np.empty(0, dtype=np.int64), None)
     scored = np.flatnonzero(draws.logprobs >= 0)
     raw = logits[_on(scored, logits)] if len(scored) else logits
     broken = _edit(logits, draws)
@@ -98,7 +118,7 @@ def draw(logits: Tensor, draws: Draws) -> Drawing:
         rows = _on(sampled, logits)
         ids[rows] = _sample(logits[rows], best.values[rows], draws, sampled)
     scoring = score(raw, ids[_on(scored, ids)], int(draws.logprobs.max())) if len(scored) else None
-    return Drawing(ids, best.values, broken, scored, scoring)
+    return TorchDrawing(ids, best.values, broken, scored, scoring)
 
 
 def _faults(best: Tensor) -> NDArray[np.int8]:

@@ -8,6 +8,7 @@ extern "C" {
 #endif
 
 enum { PHLOEM_BF16 = 0, PHLOEM_F32 = 1, PHLOEM_INT8 = 2, PHLOEM_INT4 = 3 };
+enum { PHLOEM_FINE = 0, PHLOEM_NOT_A_NUMBER = 1, PHLOEM_NOTHING_LEGAL = 2 }; // faults, as draws.py has them
 
 // A packed weight: see matmul.h for the layouts.
 typedef struct {
@@ -74,9 +75,9 @@ typedef struct {
     const float* biases;
     const int64_t* masked_rows;    // [masked]
     const int32_t* masks;          // [masked][mask_words]
-    int64_t* ids;                  // [rows] out: the token, or any that exists if the row is broken or has no legal one
+    int64_t* ids;                  // [rows] out: the token, or any that exists if the row has a fault
     float* best;                   // [rows] out: the largest edited logit, NaN if any is
-    uint8_t* broken;               // [rows] out: 1 = the row held NaN before it was edited
+    int8_t* faults;                // [rows] out
     int32_t rows, vocab, penalised, biased, masked, mask_words;
 } PhloemDraws;
 

@@ -106,7 +106,7 @@ class DrawsStruct(Structure):
         ("masks", c_void_p),
         ("ids", c_void_p),
         ("best", c_void_p),
-        ("broken", c_void_p),
+        ("faults", c_void_p),
         ("rows", c_int32),
         ("vocab", c_int32),
         ("penalised", c_int32),

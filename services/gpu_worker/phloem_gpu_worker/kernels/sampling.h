@@ -108,12 +108,17 @@ private:
         }
     }
 
-    // From edited logits, which may be where the weights will be.
+    static int8_t fault(const Peak& edited, bool broken) {
+        if (broken || edited.broken || edited.value == std::numeric_limits<float>::infinity()) return PHLOEM_NOT_A_NUMBER;
+        return edited.value == LOWEST ? PHLOEM_NOTHING_LEGAL : PHLOEM_FINE;
+    }
+
+    // From edited logits, which may be where the weights will be. `broken`: the raw ones held NaN, which a mask would hide.
     void finish(const float* logits, const Peak& peak, bool broken) {
         d_.best[row_] = peak.broken ? std::numeric_limits<float>::quiet_NaN() : peak.value;
-        d_.broken[row_] = broken;
+        d_.faults[row_] = fault(peak, broken);
         d_.ids[row_] = peak.at;
-        if (d_.temperature[row_] < GREEDY_BELOW || peak.broken || !std::isfinite(peak.value)) return;
+        if (d_.temperature[row_] < GREEDY_BELOW || d_.faults[row_] != PHLOEM_FINE) return;
         weigh(logits, peak.value, d_.temperature[row_]);
         const float least = std::max(d_.min_p[row_], filtered());
         if (least > 0.0f) sum_up(least);
