@@ -21,6 +21,11 @@ constexpr int BLOCK = 32;     // outputs per block
 constexpr int GROUP = 32;     // inputs that share a scale
 constexpr int MOST_ROWS = MOST_AT_ONCE;
 constexpr int MOST_BLOCKS = 2;           // whose outputs are given to whoever wants them, at once
+constexpr size_t LINE_BYTES = 64;
+// From so many rows on a core multiplies long enough to miss its weights, which then have to be on their way already (16 rows 31 -> 27 ms on one
+// core); with fewer it only waits for them, and what fetches them by itself does that better (4 rows would take 16 ms, not 13).
+constexpr int AHEAD_FROM = 6;
+constexpr size_t AHEAD_BYTES = 128 << 10;  // of the largest block that is fetched while others are used: two of them must not fill the cache
 
 // Accumulators of R rows by one block.
 template <int R>
@@ -37,10 +42,23 @@ struct Sums {
     }
 };
 
-// `x` bf16 [R][stride], `weights` of one block. Neither prefetching nor several blocks at once made it faster: the CPU sees the stream by itself.
+// What a thread fetches into its cache while it multiplies something else: `lines` cache lines (0, 1 or 2) with each pair of inputs.
+struct Ahead {
+    const char* from;
+    int lines;
+};
+
+// `x` bf16 [R][stride], `weights` of one block.
 template <int R>
-inline void product_bf16(Sums<R>& sums, const bf16* weights, const bf16* x, int stride, int inputs) {
+inline void product_bf16(Sums<R>& sums, const bf16* weights, const bf16* x, int stride, int inputs, Ahead ahead) {
+    const char* from = ahead.from;
+    const int lines = ahead.lines;  // not in the struct: the compiler would keep the sums in memory beside it, which takes twice as long
     for (int k = 0; k < inputs; k += 2, weights += 2 * BLOCK) {
+        if constexpr (R >= AHEAD_FROM) {
+            if (lines > 0) __builtin_prefetch(from, 0, 2);
+            if (lines > 1) __builtin_prefetch(from + LINE_BYTES, 0, 2);
+            from += lines * LINE_BYTES;
+        }
         const Pairs low = load_pairs(weights), high = load_pairs(weights + BLOCK);
 #pragma GCC unroll 12
         for (int r = 0; r < R; r++) {
@@ -157,6 +175,14 @@ inline void product_group(
 
 // --- One block, some rows: `out` f32 [R][out_stride], of which 32 columns are set --------------------------------------
 
+// What to fetch during tile `tile` of `tiles` of a block: the block after the next, all in one tile or half in each of the first two.
+inline Ahead ahead_of(const PhloemLinear& w, int block, int tile, int tiles) {
+    const size_t bytes = size_t(BLOCK) * w.inputs * sizeof(bf16);
+    if (bytes > AHEAD_BYTES || tile > 1) return {nullptr, 0};
+    const char* from = static_cast<const char*>(w.weights) + bytes * size_t(block + 2);
+    return {from + tile * (bytes / 2), tiles == 1 ? 2 : 1};
+}
+
 // The inputs of a product, and what of them its kind of weight needs.
 struct Inputs {
     const void* rows;     // bf16 or f32 [T][stride]
@@ -165,14 +191,14 @@ struct Inputs {
 };
 
 template <int R>
-void block_plain(const PhloemLinear& w, int block, const Inputs& x, int row, float* out, int out_stride) {
+void block_plain(const PhloemLinear& w, int block, const Inputs& x, int row, float* out, int out_stride, Ahead ahead) {
     Sums<R> sums;
     sums.clear();
     const size_t at = size_t(block) * BLOCK * w.inputs, from = size_t(row) * x.stride;
     if (w.kind == PHLOEM_F32)
         product_f32<R>(sums, static_cast<const float*>(w.weights) + at, static_cast<const float*>(x.rows) + from, x.stride, w.inputs);
     else
-        product_bf16<R>(sums, static_cast<const bf16*>(w.weights) + at, static_cast<const bf16*>(x.rows) + from, x.stride, w.inputs);
+        product_bf16<R>(sums, static_cast<const bf16*>(w.weights) + at, static_cast<const bf16*>(x.rows) + from, x.stride, w.inputs, ahead);
     sums.put(out, out_stride);
 }
 
@@ -246,7 +272,7 @@ void multiply(const PhloemLinear& w, const Inputs& x, int rows, int part, int pa
                     for (int sub = 0; sub < unit; sub++) {
                         float* here = out[0] + sub * BLOCK;
                         if (plain)
-                            block_plain<R>(w, block + sub, x, row, here, stride);
+                            block_plain<R>(w, block + sub, x, row, here, stride, ahead_of(w, block + sub, tile, tiles));
                         else
                             block_quantised<R>(w, block + sub, widen ? scratch + size_t(sub) * w.inputs * BLOCK : nullptr, x, row, here, stride);
                     }
