@@ -24,6 +24,10 @@ constexpr int SPAN = 256;        // positions per block
 constexpr int TILE = LANES;      // tokens per vector
 constexpr int MOST_QUERIES = MOST_AT_ONCE;
 constexpr int PIECE = 2;         // blocks of one task
+// Pages lie anywhere, so no CPU sees by itself which comes next. For few queries a page is used up faster than it comes: while scores are
+// computed, keys of a later tile and the values of this one are fetched (16 rows of 1,000 tokens 68 -> 60 ms on one core).
+constexpr int TILES_AHEAD = 2;
+constexpr int FETCHED_FOR = 4;   // queries at most: more keep the core busy long enough
 
 struct Shape {
     int heads, kv_heads, head_dim, page_size, group;
@@ -145,7 +149,15 @@ inline void block_scores(const Shape& s, const Tiles<E>& tiles, const Query<E>* 
         F16 acc[M];
         for (int m = 0; m < M; m++) acc[m] = zero();
         const E* keys = tiles.keys[tile];
+        const E* later = tiles.keys[std::min(tile + TILES_AHEAD, count - 1)];
+        const E* values = tiles.values[tile];
         for (int d = 0; d < s.head_dim; d += P, keys += tiles.key_stride) {
+            if constexpr (M <= FETCHED_FOR) {
+                __builtin_prefetch(later, 0, 3);
+                __builtin_prefetch(values, 0, 2);
+                later += tiles.key_stride;
+                values += TILE * P;
+            }
 #pragma GCC unroll 12
             for (int m = 0; m < M; m++) acc[m] = Kind<E>::dot_step(acc[m], keys, queries[m].q + d);
         }
