@@ -20,13 +20,14 @@ from phloem_gpu_worker.runner import TorchRunner
 from phloem_gpu_worker.sampler import draw
 
 from .batches import batch_of, ids_of, pages_of
-from .compiled import EACH_LEVEL, kernels
+from .compiled import EACH_LEVEL, kernels, team_of
 from .mixed_rows import assert_rows_are_their_own
 from .test_worker_sampler import draws_of
 from .tiny_models import CONFIGS, load_reference
 
 Folder = Callable[[str], Path]
 CPU = torch.device("cpu")
+SIZE = PoolSize(16, tokens=24 * 64)
 
 
 BACKENDS: dict[str, type[AttentionBackend] | None] = {
@@ -162,6 +163,23 @@ def test_a_rows_logits_are_the_same_bit_for_bit_whatever_is_computed_beside_it(
 ) -> None:
     """In chunks of any size, beside any others, on any pages."""
     assert_rows_are_their_own(load_native(model_folder(name), dtype, kernels(level)))
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_helpers_that_come_late_or_not_at_all_change_no_bit(model_folder: Folder, name: str) -> None:
+    """More threads than cores: helpers lose theirs in the middle of a task, find it done, and must throw theirs away."""
+    rng = np.random.default_rng(11)
+    with team_of(1) as alone, team_of(7) as helped:
+        runners = [make_runner(load_native(model_folder(name), torch.float32, made), SIZE) for made in (alone, helped)]
+        tables = [pages_of(16, 4 * row, 64) for row in range(24)]
+        prompts = batch_of([(ids_of(40, row), 0, table) for row, table in enumerate(tables)])
+        for runner in runners:
+            runner.forward(prompts)
+        for step in range(120):
+            rows = rng.permutation(len(tables))[: rng.integers(1, len(tables) + 1)].tolist()
+            batch = batch_of([(ids_of(1, 100 * step + row), int(rng.integers(1, 60)), tables[row]) for row in rows])
+            expected, got = (runner.forward(batch).logits for runner in runners)
+            assert torch.equal(got, expected), (step, rows)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "abi.h"
+#include "board.h"
 #include "counts.h"
 #include "team.h"
 #include "vec.h"
@@ -374,27 +375,31 @@ void share_of(const Shape& s, const Tiles<E>& tiles, const Query<E>* queries, in
     with_count(count, [&]<int M>() { block_share<E, M>(s, tiles, queries, first, tokens, scale, shares); });
 }
 
-// A task of rows of one token: every block's share goes to its place among `kept`.
-template <class E>
-void run_single(const Shape& s, const PhloemLayer& layer, const PhloemBatch& b, const Plan& plan, const Task& task, const E* q, float scale, float* kept, Desk<E>& desk) {
+// Where the share of a block for query `i` of a task of rows of one token is kept, in floats.
+inline size_t place_of(const Shape& s, const PhloemBatch& b, const Plan& plan, const Task& task, int i, int block) {
+    const int item = task.items_from + i, row = plan.order[size_t(item / s.group)], head = task.kv * s.group + item % s.group;
+    return size_t(plan.shares[row] + int64_t(head) * blocks_of(b.starts[row] + 1) + block) * size_t(s.share_floats());
+}
+
+// A task of rows of one token: the share of each of its blocks for each query goes to `keep(i, block)`.
+template <class E, class Keep>
+void run_single(const Shape& s, const PhloemLayer& layer, const PhloemBatch& b, const Plan& plan, const Task& task, const E* q, float scale, const Keep& keep, Desk<E>& desk) {
     const int items = task.items_to - task.items_from;
     Query<E> queries[MOST_QUERIES];
     float* shares[MOST_QUERIES];
-    int64_t places[MOST_QUERIES];
     const int64_t* table = b.tables + size_t(task.row) * b.table_width;
     int longest = 0;
     for (int i = 0; i < items; i++) {
         const int item = task.items_from + i, row = plan.order[size_t(item / s.group)];
         const int head = task.kv * s.group + item % s.group, length = int(b.starts[row]) + 1;
         queries[i] = {q + (size_t(plan.token_of[row]) * s.heads + head) * s.head_dim, length};
-        places[i] = plan.shares[row] + int64_t(head) * blocks_of(length);
         longest = std::max(longest, length);
     }
     for (int block = task.first_block; block < task.last_block; block++) {
         const int first = block * SPAN, tokens = std::min(SPAN, longest - first);
         Tiles<E> tiles;
         find_tiles(s, layer, table, b.table_width, first, tokens, task.kv, desk.gathered.data(), tiles);
-        for (int i = 0; i < items; i++) shares[i] = kept + size_t(places[i] + block) * s.share_floats();
+        for (int i = 0; i < items; i++) shares[i] = keep(i, block);
         share_of(s, tiles, queries, items, first, tokens, scale, shares);
     }
 }
@@ -446,7 +451,7 @@ void attend(Team& team, int thread, const Shape& s, const PhloemLayer& layer, co
     for (int i; (i = team.take(int(plan.tasks.size()))) >= 0;) {
         const Task& task = plan.tasks[size_t(i)];
         if (task.single)
-            run_single(s, layer, b, plan, task, q, scale, kept, desk);
+            run_single(s, layer, b, plan, task, q, scale, [&](int i, int block) { return kept + place_of(s, b, plan, task, i, block); }, desk);
         else
             run_extend(s, layer, b, plan, task, q, scale, out, desk);
     }
@@ -455,5 +460,38 @@ void attend(Team& team, int thread, const Shape& s, const PhloemLayer& layer, co
     merge_singles(s, b, plan, kept, out, thread, team.size());
     team.barrier();
 }
+
+// The attention of a layer for rows of one token, by the caller and whoever helps.
+template <class E>
+void attend_together(Board& board, const Shape& s, const PhloemLayer& layer, const PhloemBatch& b, const Plan& plan, const E* q, float* kept, E* out, Desk<E>& desk) {
+    const float scale = 1.0f / std::sqrt(float(s.head_dim));
+    const auto at = [&s, &b, &plan, kept](const Task& task, int i, int block) { return kept + place_of(s, b, plan, task, i, block); };
+    const auto aside = [&s](float* room, const Task& task, int i, int block) {
+        return room + size_t(i * PIECE + block - task.first_block) * size_t(s.share_floats());
+    };
+    board.run(
+        int(plan.tasks.size()),
+        [&](int number) {
+            const Task& task = plan.tasks[size_t(number)];
+            run_single(s, layer, b, plan, task, q, scale, [&](int i, int block) { return at(task, i, block); }, desk);
+        },
+        [=, &s, &layer, &b, &plan](int number, int, float* room) {
+            const Task& task = plan.tasks[size_t(number)];
+            Desk<E> own(s);
+            run_single(s, layer, b, plan, task, q, scale, [&](int i, int block) { return aside(room, task, i, block); }, own);
+        },
+        [=, &s, &plan](int number, const float* room) {
+            const Task& task = plan.tasks[size_t(number)];
+            for (int i = 0; i < task.items_to - task.items_from; i++)
+                for (int block = task.first_block; block < task.last_block; block++) {
+                    const float* share = aside(const_cast<float*>(room), task, i, block);
+                    std::copy(share, share + s.share_floats(), at(task, i, block));
+                }
+        });
+    merge_singles(s, b, plan, kept, out, 0, 1);
+}
+
+// Floats of the largest result of a task of `attend_together`.
+inline size_t attend_room(const Shape& s) { return size_t(MOST_QUERIES) * PIECE * size_t(s.share_floats()); }
 
 }  // namespace phloem

@@ -12,6 +12,7 @@
 #include <algorithm>
 
 #include "abi.h"
+#include "board.h"
 #include "counts.h"
 #include "vec.h"
 
@@ -250,15 +251,13 @@ void block_quantised(const PhloemLinear& w, int block, const bf16* widened, cons
 constexpr int CHUNK = 240;  // rows whose inputs stay in a core's cache while the blocks of a weight pass by
 constexpr int WIDEN_FROM = MOST_AT_ONCE + 1;  // rows from which a quantised block is widened once instead of in every tile
 
-// Part `part` of `parts` of the outputs of a product of `rows` rows, `unit` blocks at a time (2 where gate and up alternate).
+// The outputs of blocks [from, to) of a product of `rows` rows, `unit` blocks at a time (2 where gate and up alternate).
 // `done(row, rows, block, out)` takes f32 [rows][MOST_BLOCKS * 32], of which unit * 32 columns are set, from `block` on.
 // `scratch`: bf16 [unit * inputs * 32] of the calling thread.
 template <class Done>
-void multiply(const PhloemLinear& w, const Inputs& x, int rows, int part, int parts, int unit, bf16* scratch, const Done& done) {
+void multiply_blocks(const PhloemLinear& w, const Inputs& x, int rows, int from, int to, int unit, bf16* scratch, const Done& done) {
     alignas(64) float out[MOST_ROWS][MOST_BLOCKS * BLOCK];
     constexpr int stride = MOST_BLOCKS * BLOCK;
-    const int units = w.blocks / unit;
-    const int from = int(int64_t(units) * part / parts) * unit, to = int(int64_t(units) * (part + 1) / parts) * unit;
     const bool plain = w.kind == PHLOEM_BF16 || w.kind == PHLOEM_F32;
     for (int begin = 0; begin < rows; begin += CHUNK) {
         const int count = std::min(CHUNK, rows - begin);
@@ -281,6 +280,36 @@ void multiply(const PhloemLinear& w, const Inputs& x, int rows, int part, int pa
             }
         }
     }
+}
+
+// Part `part` of `parts` of the outputs of a product.
+template <class Done>
+void multiply(const PhloemLinear& w, const Inputs& x, int rows, int part, int parts, int unit, bf16* scratch, const Done& done) {
+    const int64_t units = w.blocks / unit;
+    multiply_blocks(w, x, rows, int(units * part / parts) * unit, int(units * (part + 1) / parts) * unit, unit, scratch, done);
+}
+
+// A product as tasks of `units` times `unit` blocks each, done by the caller and whoever helps. `scratch(thread)` as above.
+template <class Done, class Scratch>
+void multiply_together(Board& board, const PhloemLinear& w, const Inputs& x, int rows, int unit, int units, const Scratch& scratch, const Done& done) {
+    const int each = unit * units, tasks = (w.blocks + each - 1) / each;
+    const auto blocks = [=, &w](int task, int thread, const auto& take) {
+        multiply_blocks(w, x, rows, task * each, std::min(w.blocks, (task + 1) * each), unit, scratch(thread), take);
+    };
+    const auto place = [=](float* room, int task, int block, int row) {
+        return room + (size_t(block - task * each) / unit * rows + row) * MOST_BLOCKS * BLOCK;
+    };
+    board.run(
+        tasks, [&](int task) { blocks(task, 0, done); },
+        [=](int task, int thread, float* room) {
+            blocks(task, thread, [&](int row, int some, int block, const float* out) {
+                std::copy(out, out + size_t(some) * MOST_BLOCKS * BLOCK, place(room, task, block, row));
+            });
+        },
+        [=, &w](int task, const float* room) {
+            for (int block = task * each; block < std::min(w.blocks, (task + 1) * each); block += unit)
+                done(0, rows, block, place(const_cast<float*>(room), task, block, 0));
+        });
 }
 
 }  // namespace phloem

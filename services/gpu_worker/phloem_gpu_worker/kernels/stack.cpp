@@ -4,6 +4,7 @@
 
 #include "abi.h"
 #include "attention.h"
+#include "board.h"
 #include "layers.h"
 #include "matmul.h"
 #include "sampling.h"
@@ -13,6 +14,7 @@
 
 struct PhloemTeam {
     phloem::Team team;
+    phloem::Board board{team};
     phloem::Plan plan;  // of the step that runs; kept so that its memory is
 
     PhloemTeam(int size, int64_t spin_ns, const std::vector<int>& cores) : team(size, spin_ns, cores) {}
@@ -22,6 +24,12 @@ namespace phloem {
 namespace {
 
 constexpr size_t ALIGNMENT = 64;
+constexpr int JOBS = 5;           // of a layer: four products and the attention
+constexpr int UNITS = 4;          // blocks of a task of a product by itself, which has many
+constexpr int MOST_HELPED = 256;  // rows of such a product: more have a large result each
+
+// Floats of the result of `units` blocks, or pairs of them.
+size_t product_room(int rows, int units) { return size_t(rows) * size_t(units) * MOST_BLOCKS * BLOCK; }
 
 // Hands out aligned pieces of a workspace, or counts how large it must be.
 class Pieces {
@@ -164,7 +172,7 @@ class Step {
 public:
     Step(const PhloemModel& m, PhloemTeam& team, const PhloemBatch& b, E* hidden, void* workspace)
         : m_(m), b_(b), team_(team.team), plan_(team.plan), shape_(m), hidden_(hidden), pieces_(aligned(workspace)),
-          a_(pieces_, m, team.team.size(), b.token_count, shares_of(m, b)) {
+          a_(pieces_, m, team.team.size(), b.token_count, shares_of(m, b)), board_(helped(team.team, b) ? &team.board : nullptr) {
         Planner(shape_, b, plan_).run();
         row_of_.resize(size_t(b.token_count));
         for (int row = 0, token = 0; row < b.row_count; row++)
@@ -172,8 +180,17 @@ public:
     }
 
     void run() {
-        const std::function<void(int)> work = [this](int thread) { stack(thread); };
-        team_.run(work);
+        if (board_ == nullptr) {
+            const std::function<void(int)> work = [this](int thread) { stack(thread); };
+            team_.run(work);
+            return;
+        }
+        const int helpers = team_.size();
+        board_->open(JOBS * m_.layer_count, most_tasks(), std::max(product_room(b_.token_count, 1), attend_room(shape_)));
+        team_.resize(1);
+        stack(0);
+        team_.resize(helpers);
+        board_->close();
     }
 
 private:
@@ -190,7 +207,10 @@ private:
             product(thread, layer.qkv, a_.x, m_.hidden, Write{layer.qkv, a_.qkv, width(layer.qkv), false});
             team_.barrier();
             own_rows(thread, [&](int t) { turn(layer, t); });
-            attend(team_, thread, shape_, layer, b_, plan_, a_.q, a_.shares, a_.attended, desk);
+            if (board_ == nullptr)
+                attend(team_, thread, shape_, layer, b_, plan_, a_.q, a_.shares, a_.attended, desk);
+            else
+                attend_together(*board_, shape_, layer, b_, plan_, a_.q, a_.shares, a_.attended, desk);
             totals(thread, layer.out, a_.attended, m_.heads * m_.head_dim);
             product(thread, layer.out, a_.attended, m_.heads * m_.head_dim, Write{layer.out, a_.state, m_.hidden, true});
             team_.barrier();
@@ -285,9 +305,22 @@ private:
 
     template <class Done>
     void product(int thread, const PhloemLinear& w, const E* x, int size, const Done& done, int unit = 1) {
-        multiply(
-            w, {x, size, wants_totals(w) ? a_.totals : nullptr}, b_.token_count, thread, team_.size(), unit,
-            a_.widened + a_.widened_each * size_t(thread), done);
+        const Inputs inputs{x, size, wants_totals(w) ? a_.totals : nullptr};
+        const auto scratch = [this](int whose) { return a_.widened + a_.widened_each * size_t(whose); };
+        if (board_ == nullptr)
+            multiply(w, inputs, b_.token_count, thread, team_.size(), unit, scratch(thread), done);
+        else
+            multiply_together(*board_, w, inputs, b_.token_count, unit, 1, scratch, done);
+    }
+
+    // Only steps of one token per row are helped with: others are large, and few.
+    static bool helped(const Team& team, const PhloemBatch& b) { return team.size() > 1 && b.token_count == b.row_count; }
+
+    int most_tasks() const {
+        int most = int(plan_.tasks.size());
+        for (int i = 0; i < m_.layer_count; i++)
+            for (const PhloemLinear* w : {&m_.layers[i].qkv, &m_.layers[i].out, &m_.layers[i].gate_up, &m_.layers[i].down}) most = std::max(most, int(w->blocks));
+        return most;
     }
 
     // q, k and v of a token: normed, rotated, q to activations, k and v into the pool.
@@ -320,6 +353,7 @@ private:
     E* hidden_;
     Pieces pieces_;
     Arrays<E> a_;
+    Board* board_;  // null: all threads do the step side by side
     std::vector<int> row_of_;
 };
 
@@ -335,15 +369,21 @@ struct Product {
         widened = pieces.take<bf16>(widened_each * threads);
     }
 
-    void run(const PhloemLinear& w, Team& team, const void* x, int rows, float* out) {
+    void run(const PhloemLinear& w, PhloemTeam& all, const void* x, int rows, float* out) {
+        Team& team = all.team;
         if (wants_totals(w))
             for (int r = 0; r < rows; r++)
                 group_totals(static_cast<const bf16*>(x) + size_t(r) * w.inputs, w.inputs, totals + size_t(r) * (w.inputs / GROUP));
-        const std::function<void(int)> work = [&](int thread) {
-            multiply(
-                w, {x, w.inputs, wants_totals(w) ? totals : nullptr}, rows, thread, team.size(), 1, widened + widened_each * size_t(thread),
-                Write{w, out, w.outputs, false});
-        };
+        const Inputs inputs{x, w.inputs, wants_totals(w) ? totals : nullptr};
+        const auto scratch = [this](int thread) { return widened + widened_each * size_t(thread); };
+        const Write write{w, out, w.outputs, false};
+        if (team.size() > 1 && rows <= MOST_HELPED) {
+            all.board.open(1, w.blocks, product_room(rows, UNITS));
+            multiply_together(all.board, w, inputs, rows, 1, UNITS, scratch, write);
+            all.board.close();
+            return;
+        }
+        const std::function<void(int)> work = [&](int thread) { multiply(w, inputs, rows, thread, team.size(), 1, scratch(thread), write); };
         team.run(work);
     }
 };
@@ -467,7 +507,7 @@ int64_t phloem_multiply_workspace(const PhloemLinear* weight, const PhloemTeam* 
 
 void phloem_multiply(const PhloemLinear* weight, PhloemTeam* team, const void* x, int32_t rows, float* out, void* workspace) {
     Pieces pieces(aligned(workspace));
-    Product(pieces, *weight, team->team.size(), rows).run(*weight, team->team, x, rows, out);
+    Product(pieces, *weight, team->team.size(), rows).run(*weight, *team, x, rows, out);
 }
 
 int64_t phloem_attend_workspace(const PhloemModel* model, const PhloemBatch* batch) {

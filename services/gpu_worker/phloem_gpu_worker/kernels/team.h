@@ -64,7 +64,7 @@ private:
 class Team {
 public:
     // `cores`: where thread i may run (empty = wherever the system puts it); the caller is thread 0 and is left where it is.
-    Team(int most, int64_t spin_ns, const std::vector<int>& cores) : most_(most), size_(most), start_(spin_ns), phase_(spin_ns) {
+    Team(int most, int64_t spin_ns, const std::vector<int>& cores) : most_(most), size_(most), spin_ns_(spin_ns), start_(spin_ns), phase_(spin_ns) {
         for (int i = 1; i < most; i++) {
             threads_.emplace_back([this, i] { serve(i); });
             if (!cores.empty()) bind(threads_.back(), cores[size_t(i) % cores.size()]);
@@ -80,6 +80,9 @@ public:
     Team(const Team&) = delete;
     Team& operator=(const Team&) = delete;
 
+    int most() const { return most_; }
+    int64_t spin_ns() const { return spin_ns_; }
+
     // How many threads the next runs have.
     int size() const { return size_; }
     void resize(int size) { size_ = std::clamp(size, 1, most_); }
@@ -91,11 +94,17 @@ public:
             return;
         }
         work_ = &work;
-        const uint32_t former = start_.value();
-        start_.advance((former & ~(RUN - 1)) + RUN + uint32_t(size_) - former);
+        start_.advance(next() + uint32_t(size_) - start_.value());
         work(0);
         barrier();
     }
+
+    // What threads do that are called: given their number and the number of the call, once, before the first.
+    void on_call(std::function<void(int, uint32_t)> help) { help_ = std::move(help); }
+
+    // The number of the next call, and the call: `size` threads but the caller's come as soon as they can, and nobody waits for them.
+    uint32_t next_call() const { return next() + CALL + uint32_t(size_); }
+    void call() { start_.advance(next_call() - start_.value()); }
 
     // All threads of the running work arrive before one of them goes on. Returns to each at about the same time.
     void barrier() {
@@ -124,11 +133,17 @@ private:
             start_.wait_past(seen);
             seen = start_.value();  // runs that this thread had no part in may have come and gone
             if (stopping_.load(std::memory_order_acquire)) return;
-            if (uint32_t(thread) >= seen % RUN) continue;
+            if (uint32_t(thread) >= seen % CALL) continue;
+            if (seen & CALL) {
+                help_(thread, seen);
+                continue;
+            }
             (*work_)(thread);
             barrier();
         }
     }
+
+    uint32_t next() const { return (start_.value() & ~(RUN - 1)) + RUN; }
 
     static void bind(std::thread& thread, int core) {
         cpu_set_t set;
@@ -137,14 +152,16 @@ private:
         pthread_setaffinity_np(thread.native_handle(), sizeof set, &set);  // refused: it runs wherever it may
     }
 
-    // `start_` counts runs in steps of `RUN`, and says below it how many threads a run has: a thread that wakes late must not take the size
-    // of another run for its own.
-    static constexpr uint32_t RUN = 1 << 12;
+    // `start_` counts runs and calls in steps of `RUN`, and says below it which it is and how many threads it has: a thread that wakes late must
+    // not take the size of another for its own.
+    static constexpr uint32_t RUN = 1 << 12, CALL = RUN / 2;
 
     const int most_;
     int size_;
+    const int64_t spin_ns_;
     Turnstile start_, phase_;
     const std::function<void(int)>* work_ = nullptr;
+    std::function<void(int, uint32_t)> help_;
     std::atomic<bool> stopping_{false};
     alignas(64) std::atomic<int> arrived_{0};
     alignas(64) std::atomic<int> next_{0};
