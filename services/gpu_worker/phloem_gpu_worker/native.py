@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import time
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +10,6 @@ from torch import Tensor
 
 from .architecture import Architecture, Projections
 from .batch import Batch
-from .crew import Crew
 from .errors import UnsupportedModel
 from .kernel_sampler import KernelSampler
 from .kernels import abi
@@ -184,7 +182,6 @@ class NativeCompute:
         self.sampler: Sampler = KernelSampler(decoder.kernels)
         self._decoder = decoder
         self._kernels = decoder.kernels
-        self._crew = Crew(decoder.kernels.threads)
         shape = (pages + 1, self.arch.kv_heads * self.arch.head_dim * page_size)
         self._keys = [aligned(shape, self.dtype) for _ in decoder.layers]
         self._values = [aligned(shape, self.dtype) for _ in decoder.layers]
@@ -196,11 +193,7 @@ class NativeCompute:
     def hidden(self, batch: Batch, tokens: Tensor) -> Tensor:
         """See `Compute.hidden`."""
         hidden = torch.empty(len(tokens), self.arch.hidden_size, dtype=self.dtype)
-        view, count = BatchView(batch, tokens), len(tokens)
-        self._kernels.use(self._crew.threads(count))
-        began = time.perf_counter()
-        self._kernels.forward(self._model, view, hidden)
-        self._crew.lasted(count, time.perf_counter() - began)
+        self._kernels.forward(self._model, BatchView(batch, tokens), hidden)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -102,8 +102,6 @@ const char* phloem_level(void);
 // `cores`: [core_count] where its threads may run, none = anywhere. Null if threads can't be started.
 PhloemTeam* phloem_team_new(int32_t threads, int64_t spin_ns, const int32_t* cores, int32_t core_count);
 void phloem_team_free(PhloemTeam* team);
-// How many of its threads the next calls use; the results are the same.
-void phloem_team_resize(PhloemTeam* team, int32_t threads);
 
 // Each call below may be given a workspace of as many bytes as its companion says.
 

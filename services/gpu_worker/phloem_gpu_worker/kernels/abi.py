@@ -139,7 +139,6 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "phloem_level": (c_char_p, []),
     "phloem_team_new": (c_void_p, [c_int32, c_int64, POINTER(c_int32), c_int32]),
     "phloem_team_free": (None, [c_void_p]),
-    "phloem_team_resize": (None, [c_void_p, c_int32]),
     "phloem_workspace": (c_int64, [_MODEL, c_void_p, _BATCH]),
     "phloem_forward": (None, [_MODEL, c_void_p, _BATCH, c_void_p, c_void_p]),
     "phloem_multiply_workspace": (c_int64, [_LINEAR, c_void_p, c_int32]),

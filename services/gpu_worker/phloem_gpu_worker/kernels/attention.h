@@ -404,19 +404,22 @@ void run_single(const Shape& s, const PhloemLayer& layer, const PhloemBatch& b, 
     }
 }
 
-// A task of a row of several tokens: merged at once, and written to `out`.
-template <class E>
-void run_extend(const Shape& s, const PhloemLayer& layer, const PhloemBatch& b, const Plan& plan, const Task& task, const E* q, float scale, E* out, Desk<E>& desk) {
+// Where the result of query `i` of a task of a row of several tokens belongs, in elements; and its vector among the queries.
+inline size_t result_of(const Shape& s, const Plan& plan, const Task& task, int i) {
+    const int item = task.items_from + i, head = task.kv * s.group + item % s.group;
+    return (size_t(plan.token_of[task.row] + item / s.group) * s.heads + head) * s.head_dim;
+}
+
+// A task of a row of several tokens: merged at once, and written to `out(i)`.
+template <class E, class Out>
+void run_extend(const Shape& s, const PhloemLayer& layer, const PhloemBatch& b, const Plan& plan, const Task& task, const E* q, float scale, const Out& out, Desk<E>& desk) {
     const int items = task.items_to - task.items_from;
     Query<E> queries[MOST_QUERIES];
     float* shares[MOST_QUERIES];
-    size_t places[MOST_QUERIES];
     const int64_t* table = b.tables + size_t(task.row) * b.table_width;
     int longest = 0;
     for (int i = 0; i < items; i++) {
-        const int item = task.items_from + i, offset = item / s.group, head = task.kv * s.group + item % s.group;
-        places[i] = (size_t(plan.token_of[task.row] + offset) * s.heads + head) * s.head_dim;
-        queries[i] = {q + places[i], int(b.starts[task.row]) + offset + 1};
+        queries[i] = {q + result_of(s, plan, task, i), int(b.starts[task.row]) + (task.items_from + i) / s.group + 1};
         longest = std::max(longest, queries[i].visible);
     }
     for (int block = task.first_block; block < task.last_block; block++) {
@@ -427,7 +430,7 @@ void run_extend(const Shape& s, const PhloemLayer& layer, const PhloemBatch& b, 
         share_of(s, tiles, queries, items, first, tokens, scale, shares);
         for (int i = 0; i < (block == 0 ? 0 : items); i++) merge(desk.states.data() + size_t(i) * s.share_floats(), shares[i], s.head_dim);
     }
-    for (int i = 0; i < items; i++) finish(desk.states.data() + size_t(i) * s.share_floats(), s.head_dim, out + places[i]);
+    for (int i = 0; i < items; i++) finish(desk.states.data() + size_t(i) * s.share_floats(), s.head_dim, out(i));
 }
 
 // Merges what the tasks of one-token rows kept, for a part of the rows. The first share is the state.
@@ -442,53 +445,78 @@ void merge_singles(const Shape& s, const PhloemBatch& b, const Plan& plan, float
     }
 }
 
-// The attention of a layer, on all threads of a team at once. Ends with a barrier.
+// The attention of a layer: its tasks, and where their results go.
 template <class E>
-void attend(Team& team, int thread, const Shape& s, const PhloemLayer& layer, const PhloemBatch& b, const Plan& plan, const E* q, float* kept, E* out, Desk<E>& desk) {
-    const float scale = 1.0f / std::sqrt(float(s.head_dim));
+struct Attention {
+    const Shape& s;
+    const PhloemLayer& layer;
+    const PhloemBatch& b;
+    const Plan& plan;
+    const E* q;
+    float* kept;
+    E* out;
+    float scale = 1.0f / std::sqrt(float(s.head_dim));
+
+    int tasks() const { return int(plan.tasks.size()); }
+
+    float* share(const Task& task, int i, int block) const { return kept + place_of(s, b, plan, task, i, block); }
+    E* result(const Task& task, int i) const { return out + result_of(s, plan, task, i); }
+
+    // A helper's room has either at its beginning.
+    float* share(float* room, const Task& task, int i, int block) const {
+        return room + size_t(i * PIECE + block - task.first_block) * size_t(s.share_floats());
+    }
+    E* result(float* room, int i) const { return reinterpret_cast<E*>(room) + size_t(i) * s.head_dim; }
+
+    void direct(int number, Desk<E>& desk) const {
+        const Task& task = plan.tasks[size_t(number)];
+        if (task.single)
+            run_single(s, layer, b, plan, task, q, scale, [&](int i, int block) { return share(task, i, block); }, desk);
+        else
+            run_extend(s, layer, b, plan, task, q, scale, [&](int i) { return result(task, i); }, desk);
+    }
+
+    void compute(int number, float* room) const {
+        const Task& task = plan.tasks[size_t(number)];
+        Desk<E> desk(s);
+        if (task.single)
+            run_single(s, layer, b, plan, task, q, scale, [&](int i, int block) { return share(room, task, i, block); }, desk);
+        else
+            run_extend(s, layer, b, plan, task, q, scale, [&](int i) { return result(room, i); }, desk);
+    }
+
+    void commit(int number, float* room) const {
+        const Task& task = plan.tasks[size_t(number)];
+        for (int i = 0; i < task.items_to - task.items_from; i++) {
+            if (!task.single) std::copy(result(room, i), result(room, i) + s.head_dim, result(task, i));
+            for (int block = task.first_block; task.single && block < task.last_block; block++) {
+                const float* from = share(room, task, i, block);
+                std::copy(from, from + s.share_floats(), share(task, i, block));
+            }
+        }
+    }
+};
+
+// On all threads of a team at once. Ends with a barrier.
+template <class E>
+void attend(Team& team, int thread, const Attention<E>& attention, Desk<E>& desk) {
     if (thread == 0) team.deal();
     team.barrier();
-    for (int i; (i = team.take(int(plan.tasks.size()))) >= 0;) {
-        const Task& task = plan.tasks[size_t(i)];
-        if (task.single)
-            run_single(s, layer, b, plan, task, q, scale, [&](int i, int block) { return kept + place_of(s, b, plan, task, i, block); }, desk);
-        else
-            run_extend(s, layer, b, plan, task, q, scale, out, desk);
-    }
+    for (int i; (i = team.take(attention.tasks())) >= 0;) attention.direct(i, desk);
     team.barrier();
-    if (plan.order.empty()) return;
-    merge_singles(s, b, plan, kept, out, thread, team.size());
+    if (attention.plan.order.empty()) return;
+    merge_singles(attention.s, attention.b, attention.plan, attention.kept, attention.out, thread, team.size());
     team.barrier();
 }
 
-// The attention of a layer for rows of one token, by the caller and whoever helps.
+// By the caller and whoever helps.
 template <class E>
-void attend_together(Board& board, const Shape& s, const PhloemLayer& layer, const PhloemBatch& b, const Plan& plan, const E* q, float* kept, E* out, Desk<E>& desk) {
-    const float scale = 1.0f / std::sqrt(float(s.head_dim));
-    const auto at = [&s, &b, &plan, kept](const Task& task, int i, int block) { return kept + place_of(s, b, plan, task, i, block); };
-    const auto aside = [&s](float* room, const Task& task, int i, int block) {
-        return room + size_t(i * PIECE + block - task.first_block) * size_t(s.share_floats());
-    };
+void attend_together(Board& board, const Attention<E>& attention, Desk<E>& desk) {
     board.run(
-        int(plan.tasks.size()),
-        [&](int number) {
-            const Task& task = plan.tasks[size_t(number)];
-            run_single(s, layer, b, plan, task, q, scale, [&](int i, int block) { return at(task, i, block); }, desk);
-        },
-        [=, &s, &layer, &b, &plan](int number, int, float* room) {
-            const Task& task = plan.tasks[size_t(number)];
-            Desk<E> own(s);
-            run_single(s, layer, b, plan, task, q, scale, [&](int i, int block) { return aside(room, task, i, block); }, own);
-        },
-        [=, &s, &plan](int number, const float* room) {
-            const Task& task = plan.tasks[size_t(number)];
-            for (int i = 0; i < task.items_to - task.items_from; i++)
-                for (int block = task.first_block; block < task.last_block; block++) {
-                    const float* share = aside(const_cast<float*>(room), task, i, block);
-                    std::copy(share, share + s.share_floats(), at(task, i, block));
-                }
-        });
-    merge_singles(s, b, plan, kept, out, 0, 1);
+        attention.tasks(), [&](int number) { attention.direct(number, desk); },
+        [attention](int number, int, float* room) { attention.compute(number, room); },
+        [attention](int number, float* room) { attention.commit(number, room); });
+    merge_singles(attention.s, attention.b, attention.plan, attention.kept, attention.out, 0, 1);
 }
 
 // Floats of the largest result of a task of `attend_together`.

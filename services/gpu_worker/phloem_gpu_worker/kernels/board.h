@@ -38,7 +38,7 @@ public:
             states_ = std::make_unique<std::atomic<uint64_t>[]>(size_t(tasks));
             state_count_ = tasks;
         }
-        rooms_.resize(size_t(team_.most()));
+        rooms_.resize(size_t(team_.size()));
         for (auto& room : rooms_)
             if (room.size() < floats) room.resize(floats);
         used_ = 0;
@@ -57,7 +57,7 @@ public:
     // Does tasks 0 to count - 1. `direct(task)` is the caller's way; `compute(task, thread, room)` a helper's, which may write to its room only,
     // and `commit(task, room)` hands that in. Between `open` and `close`, from one thread.
     void run(
-        int count, const std::function<void(int)>& direct, std::function<void(int, int, float*)> compute, std::function<void(int, const float*)> commit) {
+        int count, const std::function<void(int)>& direct, std::function<void(int, int, float*)> compute, std::function<void(int, float*)> commit) {
         Job& job = jobs_[size_t(used_++)];
         job.phase = ++phase_;
         job.back.store(count, std::memory_order_relaxed);
@@ -88,7 +88,7 @@ private:
         uint64_t phase = 0;
         std::atomic<int> back{0};  // helpers take tasks from the last on: each thread so reads its weights in one stream
         std::function<void(int, int, float*)> compute;
-        std::function<void(int, const float*)> commit;
+        std::function<void(int, float*)> commit;
     };
 
     bool claim(const Job& job, int task, State state) {

@@ -306,9 +306,8 @@ void multiply_together(Board& board, const PhloemLinear& w, const Inputs& x, int
                 std::copy(out, out + size_t(some) * MOST_BLOCKS * BLOCK, place(room, task, block, row));
             });
         },
-        [=, &w](int task, const float* room) {
-            for (int block = task * each; block < std::min(w.blocks, (task + 1) * each); block += unit)
-                done(0, rows, block, place(const_cast<float*>(room), task, block, 0));
+        [=, &w](int task, float* room) {
+            for (int block = task * each; block < std::min(w.blocks, (task + 1) * each); block += unit) done(0, rows, block, place(room, task, block, 0));
         });
 }
 

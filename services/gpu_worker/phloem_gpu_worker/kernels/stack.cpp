@@ -24,9 +24,11 @@ namespace phloem {
 namespace {
 
 constexpr size_t ALIGNMENT = 64;
-constexpr int JOBS = 5;           // of a layer: four products and the attention
+constexpr int JOBS = 8;           // of a layer: four products, the attention, norms and rotations
+constexpr int ROWS = 8;           // of a task of those two
+constexpr int ROWS_HELPED = 32;   // fewer take the caller less time than to share them out
 constexpr int UNITS = 4;          // blocks of a task of a product by itself, which has many
-constexpr int MOST_HELPED = 256;  // rows of such a product: more have a large result each
+constexpr int MOST_HELPED = 384;  // tokens of a step, or rows of such a product: more have a large result each
 
 // Floats of the result of `units` blocks, or pairs of them.
 size_t product_room(int rows, int units) { return size_t(rows) * size_t(units) * MOST_BLOCKS * BLOCK; }
@@ -166,7 +168,7 @@ int64_t shares_of(const PhloemModel& m, const PhloemBatch& b) {
     return count;
 }
 
-// One step of one model. Its methods run on all threads at once; what a barrier separates is said at each.
+// One step of one model. Its methods run on all threads at once, or on the caller's with helpers.
 template <class E>
 class Step {
 public:
@@ -185,11 +187,8 @@ public:
             team_.run(work);
             return;
         }
-        const int helpers = team_.size();
-        board_->open(JOBS * m_.layer_count, most_tasks(), std::max(product_room(b_.token_count, 1), attend_room(shape_)));
-        team_.resize(1);
+        board_->open(JOBS * m_.layer_count, most_tasks(), room());
         stack(0);
-        team_.resize(helpers);
         board_->close();
     }
 
@@ -203,33 +202,40 @@ private:
         for (int i = 0; i < m_.layer_count; i++) {
             const PhloemLayer& layer = m_.layers[i];
             norm_rows(thread, layer.input_norm, layer.qkv, a_.x);
-            team_.barrier();
+            meet();
             product(thread, layer.qkv, a_.x, m_.hidden, Write{layer.qkv, a_.qkv, width(layer.qkv), false});
-            team_.barrier();
-            own_rows(thread, [&](int t) { turn(layer, t); });
+            meet();
+            turn_rows(thread, layer);
+            const Attention<E> attention{shape_, layer, b_, plan_, a_.q, a_.shares, a_.attended};
             if (board_ == nullptr)
-                attend(team_, thread, shape_, layer, b_, plan_, a_.q, a_.shares, a_.attended, desk);
+                attend(team_, thread, attention, desk);
             else
-                attend_together(*board_, shape_, layer, b_, plan_, a_.q, a_.shares, a_.attended, desk);
+                attend_together(*board_, attention, desk);
             totals(thread, layer.out, a_.attended, m_.heads * m_.head_dim);
             product(thread, layer.out, a_.attended, m_.heads * m_.head_dim, Write{layer.out, a_.state, m_.hidden, true});
-            team_.barrier();
+            meet();
             norm_rows(thread, layer.post_norm, layer.gate_up, a_.x);
-            team_.barrier();
+            meet();
             product(thread, layer.gate_up, a_.x, m_.hidden, WriteGated<E>{layer.gate_up, a_.act, m_.inner}, 2);
-            team_.barrier();
+            meet();
             totals(thread, layer.down, a_.act, m_.inner);
             product(thread, layer.down, a_.act, m_.inner, Write{layer.down, a_.state, m_.hidden, true});
-            team_.barrier();
+            meet();
         }
         own_rows(thread, [&](int t) {
             normalise(a_.state + size_t(t) * m_.hidden, m_.norm, m_.hidden, m_.epsilon, hidden_ + size_t(t) * m_.hidden);
         });
     }
 
+    // Who is helped does everything, and waits for nobody.
+    int parts() const { return board_ == nullptr ? team_.size() : 1; }
+    void meet() {
+        if (board_ == nullptr) team_.barrier();
+    }
+
     template <class F>
     void own_rows(int thread, const F& f) {
-        const int64_t rows = b_.token_count, threads = team_.size();
+        const int64_t rows = b_.token_count, threads = parts();
         for (int t = int(rows * thread / threads); t < int(rows * (thread + 1) / threads); t++) f(t);
     }
 
@@ -284,18 +290,45 @@ private:
         }
     }
 
+    // What is done to each row by itself: all threads their own, or the caller all of few, or tasks of several rows. `one(t)` does it; `compute(t, room)`
+    // and `commit(t, room)` do with `floats` of room each.
+    template <class One, class Compute, class Commit>
+    void each_row(int thread, size_t floats, const One& one, const Compute& compute, const Commit& commit) {
+        const int rows = b_.token_count;
+        if (board_ == nullptr || rows < ROWS_HELPED) {
+            own_rows(thread, one);
+            return;
+        }
+        const auto some = [rows](int task, const auto& f) {
+            for (int t = task * ROWS; t < std::min(rows, (task + 1) * ROWS); t++) f(t);
+        };
+        board_->run(
+            (rows + ROWS - 1) / ROWS, [&](int task) { some(task, one); },
+            [=](int task, int, float* room) { some(task, [&](int t) { compute(t, room + size_t(t - task * ROWS) * floats); }); },
+            [=](int task, float* room) { some(task, [&](int t) { commit(t, room + size_t(t - task * ROWS) * floats); }); });
+    }
+
     void norm_rows(int thread, const float* weight, const PhloemLinear& next, E* out) {
-        own_rows(thread, [&](int t) {
-            normalise(a_.state + size_t(t) * m_.hidden, weight, m_.hidden, m_.epsilon, out + size_t(t) * m_.hidden);
-            row_totals(next, out, m_.hidden, t);
-        });
+        const auto norm = [this, weight](int t, E* to) { normalise(a_.state + size_t(t) * m_.hidden, weight, m_.hidden, m_.epsilon, to); };
+        each_row(
+            thread, size_t(m_.hidden),
+            [&](int t) {
+                norm(t, out + size_t(t) * m_.hidden);
+                row_totals(next, out, m_.hidden, t);
+            },
+            [=](int t, float* room) { norm(t, reinterpret_cast<E*>(room)); },
+            [=, this, &next](int t, float* room) {
+                const E* from = reinterpret_cast<const E*>(room);
+                std::copy(from, from + m_.hidden, out + size_t(t) * m_.hidden);
+                row_totals(next, out, m_.hidden, t);
+            });
     }
 
     // The group sums of all rows, if the product needs them; ends with a barrier then.
     void totals(int thread, const PhloemLinear& next, const E* x, int size) {
         if (!wants_totals(next)) return;
         own_rows(thread, [&](int t) { row_totals(next, x, size, t); });
-        team_.barrier();
+        meet();
     }
 
     void row_totals(const PhloemLinear& next, const E* x, int size, int t) {
@@ -308,25 +341,41 @@ private:
         const Inputs inputs{x, size, wants_totals(w) ? a_.totals : nullptr};
         const auto scratch = [this](int whose) { return a_.widened + a_.widened_each * size_t(whose); };
         if (board_ == nullptr)
-            multiply(w, inputs, b_.token_count, thread, team_.size(), unit, scratch(thread), done);
+            multiply(w, inputs, b_.token_count, thread, parts(), unit, scratch(thread), done);
         else
             multiply_together(*board_, w, inputs, b_.token_count, unit, 1, scratch, done);
     }
 
-    // Only steps of one token per row are helped with: others are large, and few.
-    static bool helped(const Team& team, const PhloemBatch& b) { return team.size() > 1 && b.token_count == b.row_count; }
+    // Long prompts are not helped with, but done side by side: for so long, others wait anyway.
+    static bool helped(const Team& team, const PhloemBatch& b) { return team.size() > 1 && b.token_count <= MOST_HELPED; }
+
+    size_t room() const { return std::max({product_room(b_.token_count, 1), attend_room(shape_), size_t(ROWS) * std::max(m_.hidden, width(m_.layers[0].qkv))}); }
 
     int most_tasks() const {
-        int most = int(plan_.tasks.size());
+        int most = std::max(int(plan_.tasks.size()), int(b_.token_count));
         for (int i = 0; i < m_.layer_count; i++)
             for (const PhloemLinear* w : {&m_.layers[i].qkv, &m_.layers[i].out, &m_.layers[i].gate_up, &m_.layers[i].down}) most = std::max(most, int(w->blocks));
         return most;
     }
 
-    // q, k and v of a token: normed, rotated, q to activations, k and v into the pool.
-    void turn(const PhloemLayer& layer, int t) {
+    // q, k and v of each token: normed, rotated, q to activations, k and v into the pool.
+    void turn_rows(int thread, const PhloemLayer& layer) {
+        const size_t wide = size_t(width(layer.qkv));
+        each_row(
+            thread, wide,
+            [&](int t) {
+                turn(layer, t, a_.qkv + size_t(t) * wide);
+                keep(layer, t, a_.qkv + size_t(t) * wide);
+            },
+            [=, this, &layer](int t, float* room) {
+                std::copy(a_.qkv + size_t(t) * wide, a_.qkv + size_t(t + 1) * wide, room);
+                turn(layer, t, room);
+            },
+            [=, this, &layer](int t, float* room) { keep(layer, t, room); });
+    }
+
+    void turn(const PhloemLayer& layer, int t, float* heads) {
         const int size = m_.head_dim, half_size = size / 2;
-        float* heads = a_.qkv + size_t(t) * width(layer.qkv);
         const float *cosines = a_.cosines + size_t(t) * half_size, *sines = a_.sines + size_t(t) * half_size;
         for (int h = 0; h < m_.heads + m_.kv_heads; h++) {
             float* head = heads + size_t(h) * size;
@@ -337,6 +386,10 @@ private:
             }
             rotate(head, cosines, sines, half_size);
         }
+    }
+
+    void keep(const PhloemLayer& layer, int t, const float* heads) {
+        const int size = m_.head_dim;
         E* q = a_.q + size_t(t) * m_.heads * size;
         for (int i = 0; i < m_.heads * size; i += LANES) Kind<E>::put(q + i, load(heads + i));
         const int64_t* table = b_.tables + size_t(row_of_[size_t(t)]) * b_.table_width;
@@ -394,7 +447,7 @@ void attend_once(const PhloemModel& m, const PhloemLayer& layer, PhloemTeam& tea
     Planner(shape, b, team.plan).run();
     const std::function<void(int)> work = [&](int thread) {
         Desk<E> desk(shape);
-        attend(team.team, thread, shape, layer, b, team.plan, q, shares, out, desk);
+        attend(team.team, thread, Attention<E>{shape, layer, b, team.plan, q, shares, out}, desk);
     };
     team.team.run(work);
 }
@@ -484,8 +537,6 @@ PhloemTeam* phloem_team_new(int32_t threads, int64_t spin_ns, const int32_t* cor
 }
 
 void phloem_team_free(PhloemTeam* team) { delete team; }
-
-void phloem_team_resize(PhloemTeam* team, int32_t threads) { team->team.resize(threads); }
 
 int64_t phloem_workspace(const PhloemModel* model, const PhloemTeam* team, const PhloemBatch* batch) {
     const int threads = team->team.size();

@@ -8,7 +8,6 @@
 #include <pthread.h>
 #include <sched.h>
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -64,8 +63,8 @@ private:
 class Team {
 public:
     // `cores`: where thread i may run (empty = wherever the system puts it); the caller is thread 0 and is left where it is.
-    Team(int most, int64_t spin_ns, const std::vector<int>& cores) : most_(most), size_(most), spin_ns_(spin_ns), start_(spin_ns), phase_(spin_ns) {
-        for (int i = 1; i < most; i++) {
+    Team(int size, int64_t spin_ns, const std::vector<int>& cores) : size_(size), spin_ns_(spin_ns), start_(spin_ns), phase_(spin_ns) {
+        for (int i = 1; i < size; i++) {
             threads_.emplace_back([this, i] { serve(i); });
             if (!cores.empty()) bind(threads_.back(), cores[size_t(i) % cores.size()]);
         }
@@ -80,21 +79,17 @@ public:
     Team(const Team&) = delete;
     Team& operator=(const Team&) = delete;
 
-    int most() const { return most_; }
+    int size() const { return size_; }
     int64_t spin_ns() const { return spin_ns_; }
 
-    // How many threads the next runs have.
-    int size() const { return size_; }
-    void resize(int size) { size_ = std::clamp(size, 1, most_); }
-
-    // Runs `work(thread)` on `size` threads and returns when all are done. One caller at a time.
+    // Runs `work(thread)` on all threads and returns when all are done. One caller at a time.
     void run(const std::function<void(int)>& work) {
         if (size_ == 1) {
             work(0);
             return;
         }
         work_ = &work;
-        start_.advance(next() + uint32_t(size_) - start_.value());
+        start_.advance(next() - start_.value());
         work(0);
         barrier();
     }
@@ -102,8 +97,8 @@ public:
     // What threads do that are called: given their number and the number of the call, once, before the first.
     void on_call(std::function<void(int, uint32_t)> help) { help_ = std::move(help); }
 
-    // The number of the next call, and the call: `size` threads but the caller's come as soon as they can, and nobody waits for them.
-    uint32_t next_call() const { return next() + CALL + uint32_t(size_); }
+    // The number of the next call, and the call: the other threads come as soon as they can, and nobody waits for them.
+    uint32_t next_call() const { return next() + CALL; }
     void call() { start_.advance(next_call() - start_.value()); }
 
     // All threads of the running work arrive before one of them goes on. Returns to each at about the same time.
@@ -131,15 +126,14 @@ private:
         uint32_t seen = 0;
         while (true) {
             start_.wait_past(seen);
-            seen = start_.value();  // runs that this thread had no part in may have come and gone
+            seen = start_.value();  // calls may have come and gone
             if (stopping_.load(std::memory_order_acquire)) return;
-            if (uint32_t(thread) >= seen % CALL) continue;
             if (seen & CALL) {
                 help_(thread, seen);
-                continue;
+            } else {
+                (*work_)(thread);
+                barrier();
             }
-            (*work_)(thread);
-            barrier();
         }
     }
 
@@ -152,12 +146,10 @@ private:
         pthread_setaffinity_np(thread.native_handle(), sizeof set, &set);  // refused: it runs wherever it may
     }
 
-    // `start_` counts runs and calls in steps of `RUN`, and says below it which it is and how many threads it has: a thread that wakes late must
-    // not take the size of another for its own.
-    static constexpr uint32_t RUN = 1 << 12, CALL = RUN / 2;
+    // `start_` counts runs and calls in steps of `RUN`; the bit below says which it is.
+    static constexpr uint32_t RUN = 2, CALL = 1;
 
-    const int most_;
-    int size_;
+    const int size_;
     const int64_t spin_ns_;
     Turnstile start_, phase_;
     const std::function<void(int)>* work_ = nullptr;

@@ -48,10 +48,6 @@ class Kernels:
         """End the threads. The kernels can't be called any more."""
         self._end()
 
-    def use(self, threads: int) -> None:
-        """Let the next calls be computed by so many of the threads; what they yield is the same."""
-        self._library.phloem_team_resize(self._team, threads)
-
     def forward(self, model: abi.ModelStruct, batch: BatchView, hidden: Tensor) -> None:
         """The stack: K and V into the pool, last hidden states into ``hidden`` [T, hidden_size]."""
         size = self._library.phloem_workspace(model, self._team, batch.struct)
