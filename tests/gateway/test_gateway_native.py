@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 
+import anyio
 import pytest
 
+import phloem_gateway.texts as texts_module
 from phloem_proto.messages import End, ErrorInfo
 
 from .backend import MODEL, Script
@@ -127,6 +129,45 @@ async def test_tokenize_and_detokenize(shared: World) -> None:
     assert bytes(chat.json()["tokens"]) == b"<user>x\n"
     assert (await shared.post("/detokenize", {"tokens": [104, 195, 169]})).json() == {"text": "hé"}
     assert (await shared.post("/detokenize", {"tokens": [[104], [105]]})).json() == {"text": ["h", "i"]}
+
+
+async def test_a_burst_that_tokenizers_would_refuse_waits_its_turn(shared: World) -> None:
+    tokenizer = shared.backend.tokenizer
+    tokenizer.encode_hold = anyio.Event()
+    answers: dict[int, int] = {}
+
+    async def ask(number: int) -> None:
+        response = await shared.post("/tokenize", {"prompt": f"{number:03d}"})
+        answers[number] = response.status_code
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(200):
+            tasks.start_soon(ask, number)
+        await shared.until(lambda: bool(tokenizer.encoded))
+        tokenizer.encode_hold.set()
+    assert answers == dict.fromkeys(range(200), 200)
+    assert [call.texts[0] for call in tokenizer.encoded] == [f"{number:03d}" for number in range(200)]
+
+
+async def test_a_tokenizer_that_others_keep_busy_for_a_moment_is_asked_again(shared: World) -> None:
+    tokenizer = shared.backend.tokenizer
+    tokenizer.refuse_encode = ErrorInfo("busy", "others call it too", retry_after_ms=1000)
+
+    async def ask() -> None:
+        assert (await shared.post("/tokenize", {"prompt": "x"})).status_code == 200
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ask)
+        await shared.until(lambda: len(tokenizer.encoded) == 3)
+        tokenizer.refuse_encode = None
+
+
+async def test_who_finds_tokenizers_busy_for_good_is_told_so(shared: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(texts_module, "BUSY_S", 0.2)
+    shared.backend.tokenizer.refuse_encode = ErrorInfo("busy", "others call it too", retry_after_ms=1000)
+    response = await shared.post("/tokenize", {"prompt": "x"})
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "service_unavailable")
+    assert response.headers["retry-after"] == "1"
 
 
 @pytest.mark.parametrize(

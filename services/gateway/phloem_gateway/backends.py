@@ -100,6 +100,10 @@ class Backends:
             raise unavailable("No scheduler is ready.")
         return leader
 
+    def tokenizers(self) -> int:
+        """How many take calls; at least 1."""
+        return max(1, sum(peer.state == "ready" for peer in self.presence.peers(Role.TOKENIZER)))
+
     def require_tokenizer(self) -> None:
         """Raises `ApiError` (``service_unavailable``) if no tokenizer can be called now."""
         if self.draining:

@@ -23,6 +23,12 @@ TRY_S = 3.0
 BYTES_PER_S = 250_000
 """Text that a busy tokenizer gets through in a second; large texts get more time accordingly."""
 TRIES = 3
+AT_ONCE = 32
+"""Calls in flight per tokenizer, half of what one takes by itself. The others wait here, in order: the tokenizer would refuse them."""
+BUSY_S = 10.0
+"""How long a call is made again that tokenizers are too busy for (others call them too). Less than it takes clients to give up."""
+BUSY_PAUSE_S = 0.1
+_LATE = "No tokenizer answered in time."
 _SMALL = {"texts": "prompt", "messages": "messages", "ids": "tokens"}
 
 
@@ -31,6 +37,7 @@ class Texts:
 
     def __init__(self, backends: Backends) -> None:
         self._backends = backends
+        self._turns = anyio.CapacityLimiter(AT_ONCE)
 
     async def prompts(self, generations: Sequence[Generation], deadline: float) -> tuple[list[bytes], str]:
         """The ids of each generation's prompt, and the tokenizer that encoded them ("" if none had to).
@@ -83,7 +90,36 @@ class Texts:
     async def _call(
         self, message: Encode | Detokenize, kind: type[Reply], deadline: float, params: dict[str, str]
     ) -> tuple[Reply, str]:
-        reply = None
+        self._backends.require_tokenizer()
+        self._turns.total_tokens = AT_ONCE * self._backends.tokenizers()
+        try:
+            with anyio.fail_after(deadline - anyio.current_time()):
+                await self._turns.acquire()
+        except TimeoutError:
+            raise unavailable(_LATE) from None
+        try:
+            reply, instance = await self._until_taken(message, kind, deadline, params)
+        finally:
+            self._turns.release()
+        if reply.error is not None:
+            raise from_info(reply.error, params)
+        return reply, instance
+
+    async def _until_taken(
+        self, message: Encode | Detokenize, kind: type[Reply], deadline: float, params: dict[str, str]
+    ) -> tuple[Reply, str]:
+        """An answer, a busy one only if tokenizers stay busy."""
+        give_up = min(deadline, anyio.current_time() + BUSY_S)
+        while True:
+            reply, instance = await self._tried(message, kind, deadline, params)
+            if not _busy(reply) or anyio.current_time() + BUSY_PAUSE_S >= give_up:
+                return reply, instance
+            await anyio.sleep(BUSY_PAUSE_S)
+
+    async def _tried(
+        self, message: Encode | Detokenize, kind: type[Reply], deadline: float, params: dict[str, str]
+    ) -> tuple[Reply, str]:
+        """An answer, in spite of lost messages."""
         for _ in range(TRIES):
             self._backends.require_tokenizer()
             limit = TRY_S + _size(message) / BYTES_PER_S
@@ -92,7 +128,7 @@ class Texts:
                 reply, peer = await self._backends.presence.call(
                     Role.TOKENIZER, message, kind, timeout=timeout, busy=_busy
                 )
-                break
+                return reply, peer.instance
             except PayloadTooLarge:
                 param = params.get("messages" if isinstance(message, Encode) and message.messages else "texts")
                 told = "The prompt is too large to be passed on inside this server."
@@ -103,11 +139,7 @@ class Texts:
                 continue
             except BusError:
                 break
-        if reply is None:
-            raise unavailable("No tokenizer answered in time.")
-        if reply.error is not None:
-            raise from_info(reply.error, params)
-        return reply, peer.instance
+        raise unavailable(_LATE)
 
 
 def _busy(reply: Encoded | Detokenized) -> bool:
