@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import typer
 
+from phloem.up import compose
+
 OURS = ["gateway", "tokenizer", "scheduler", "grammar", "gpu-worker"]
 
 
@@ -83,6 +85,14 @@ def test_containers_are_confined_and_bounded(cpu: dict[str, Any], name: str) -> 
     assert body["logging"]["options"]["max-size"]
     assert body["logging"]["options"]["max-file"]
     assert "container_name" not in body, "a name would forbid --scale"
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_containers_share_the_processor_as_local_processes_do(root: Path, cpu: dict[str, Any], name: str) -> None:
+    """A step of niceness is worth a quarter (sched(7))."""
+    shares = int(cpu["services"][name].get("cpu_shares", 1024))
+    local = compose.load(root / "compose.yaml", environ={}, profiles=["cpu"]).services[name]
+    assert shares == pytest.approx(1024 / 1.25**local.nice, rel=0.05)
 
 
 @pytest.mark.parametrize("name", OURS)

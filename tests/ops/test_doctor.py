@@ -197,18 +197,21 @@ def test_how_openmp_waits(environ: Mapping[str, str], level: Level, said: str) -
 def test_niceness_around_the_worker() -> None:
     one(sharing.own_niceness(0), Level.OK)
     one(sharing.own_niceness(5), Level.WARNING, "nice 5")
-    usual = {"gateway": 10, "scheduler": 10, "gpu-worker": 0}
-    one(sharing.around_the_worker(usual, ["gpu-worker"]), Level.OK, "nice 10: gateway, scheduler")
+    usual = {"gateway": 0, "scheduler": 0, "gpu-worker": 5, "grammar": 10}
+    hands = ["gateway", "scheduler"]
+    one(sharing.around_the_worker(usual, ["gpu-worker"], hands), Level.OK, "nice 5: gpu-worker; nice 10: grammar")
+    one(sharing.around_the_worker({**usual, "gateway": 5}, ["gpu-worker"], hands), Level.OK)
     one(
-        sharing.around_the_worker({**usual, "gateway": 0}, ["gpu-worker"]),
+        sharing.around_the_worker({**usual, "gateway": 6}, ["gpu-worker"], hands),
         Level.WARNING,
-        "gateway can stall",
+        "gateway would wait",
     )
+    one(sharing.around_the_worker({"gateway": 6}, [], ["gateway"]), Level.OK)
 
 
 def test_niceness_is_read_from_the_compose_file(root: Path, tmp_path: Path) -> None:
     found = sharing.of_compose(root / "compose.yaml", {})
-    assert "nice 0: gpu-worker; nice 1: gateway, tokenizer, scheduler; nice 10: grammar" in found.text
+    assert "nice 0: gateway, tokenizer, scheduler; nice 5: gpu-worker; nice 10: grammar" in found.text
     one(sharing.of_compose(tmp_path / "none.yaml", {}), Level.OK, "none.yaml")
     (tmp_path / "bad.yaml").write_text("services: [")
     one(sharing.of_compose(tmp_path / "bad.yaml", {}), Level.WARNING, "bad.yaml")

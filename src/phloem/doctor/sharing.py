@@ -12,6 +12,8 @@ from phloem_gpu_worker.openmp import POLICY, SPINS, TURNS
 from .finding import Finding, ok, warning
 
 WORKER = "phloem_gpu_worker"
+EVERY_TOKEN = ("phloem_gateway", "phloem_scheduler", "phloem_tokenizer")
+"""Modules of the services through whose hands every token goes."""
 OURS = "phloem_"
 USUAL_TURNS = 300_000
 """How often a waiting OpenMP thread looks before it sleeps, if nothing is set."""
@@ -51,22 +53,23 @@ def of_compose(file: Path, environ: Mapping[str, str]) -> Finding:
         return warning("phloem up", str(trouble), f"mend {file}")
     levels = {body.name: body.nice for body in services if _module(body.command).startswith(OURS)}
     workers = [body.name for body in services if _module(body.command) == WORKER]
-    return around_the_worker(levels, workers)
+    hands = [body.name for body in services if _module(body.command) in EVERY_TOKEN]
+    return around_the_worker(levels, workers, hands)
 
 
-def around_the_worker(levels: Mapping[str, int], workers: list[str]) -> Finding:
-    """levels: niceness by service."""
+def around_the_worker(levels: Mapping[str, int], workers: list[str], hands: list[str]) -> Finding:
+    """levels: niceness by service. hands: those through whose hands every token goes."""
     by_level: dict[int, list[str]] = {}
     for name, nice in levels.items():
         by_level.setdefault(nice, []).append(name)
     said = "; ".join(f"nice {nice}: {', '.join(names)}" for nice, names in sorted(by_level.items()))
-    least = max((levels[name] for name in workers), default=0)
-    beside = [name for name, nice in levels.items() if nice <= least and name not in workers]
-    if workers and beside:
+    first = min((levels[name] for name in workers), default=math.inf)
+    behind = [name for name in hands if levels[name] > first]
+    if behind:
         return warning(
             "phloem up",
-            f"{said}: {', '.join(beside)} can stall the worker's threads",
-            "give them a higher `nice` in x-phloem than the worker's",
+            f"{said}: {', '.join(behind)} would wait for the worker's steps, and clients with them",
+            "give the worker a `nice` in x-phloem that is as high at least",
         )
     return ok("phloem up", said)
 
