@@ -63,25 +63,35 @@ struct Bench {
     double* sums;    // [blocks]
 };
 
+// What came of a row.
+struct Drawn {
+    int64_t id;
+    float best;
+    int8_t fault;
+
+    void put(const PhloemDraws& draws, int row) const {
+        draws.ids[row] = id;
+        draws.best[row] = best;
+        draws.faults[row] = fault;
+    }
+};
+
 class RowDraw {
 public:
     RowDraw(const PhloemDraws& draws, int row, const Bench& bench)
         : d_(draws), row_(row), bench_(bench), blocks_(race_blocks(draws.vocab)),
           raw_(draws.logits + size_t(draws.at == nullptr ? row : draws.at[row]) * size_t(draws.vocab)) {}
 
-    void run() {
+    Drawn run() {
         const Entries penalised(d_.penalised_rows, d_.penalised, row_), biased(d_.biased_rows, d_.biased, row_);
         const Entries masked(d_.masked_rows, d_.masked, row_);
         const Peak raw(raw_, d_.vocab);
-        if (penalised.begin == penalised.end && biased.begin == biased.end && masked.begin == masked.end) {
-            finish(raw_, raw, raw.broken);
-            return;
-        }
+        if (penalised.begin == penalised.end && biased.begin == biased.end && masked.begin == masked.end) return finish(raw_, raw, raw.broken);
         std::copy(raw_, raw_ + d_.vocab, bench_.weights);
         penalise(penalised);
         for (int64_t i = biased.begin; i < biased.end; i++) bench_.weights[d_.biased_ids[i]] += d_.biases[i];
         if (masked.begin < masked.end) mask(d_.masks + size_t(masked.begin) * size_t(d_.mask_words));
-        finish(bench_.weights, Peak(bench_.weights, d_.vocab), raw.broken);
+        return finish(bench_.weights, Peak(bench_.weights, d_.vocab), raw.broken);
     }
 
 private:
@@ -114,15 +124,14 @@ private:
     }
 
     // From edited logits, which may be where the weights will be. `broken`: the raw ones held NaN, which a mask would hide.
-    void finish(const float* logits, const Peak& peak, bool broken) {
-        d_.best[row_] = peak.broken ? std::numeric_limits<float>::quiet_NaN() : peak.value;
-        d_.faults[row_] = fault(peak, broken);
-        d_.ids[row_] = peak.at;
-        if (d_.temperature[row_] < GREEDY_BELOW || d_.faults[row_] != PHLOEM_FINE) return;
+    Drawn finish(const float* logits, const Peak& peak, bool broken) {
+        Drawn drawn{peak.at, peak.broken ? std::numeric_limits<float>::quiet_NaN() : peak.value, fault(peak, broken)};
+        if (d_.temperature[row_] < GREEDY_BELOW || drawn.fault != PHLOEM_FINE) return drawn;
         weigh(logits, peak.value, d_.temperature[row_]);
         const float least = std::max(d_.min_p[row_], filtered());
         if (least > 0.0f) sum_up(least);
-        d_.ids[row_] = pick(least);
+        drawn.id = pick(least);
+        return drawn;
     }
 
     // Weights relative to the most likely token's, and their sums by blocks. Beyond the vocabulary they are 0.

@@ -466,17 +466,17 @@ void store_all(const PhloemModel& m, const PhloemLayer& layer, const PhloemBatch
 // Tokens that one thread weighs in about the time, 0.1 to 0.3 ms, in which another that sleeps has come to help.
 constexpr int64_t WORTH_WAKING = 1 << 18;
 
-// Shares `rows` out, one at a time: one may take ten times as long as another. `tokens`: how many are weighed in all of them.
-template <class F>
-void each_row(Team& team, int rows, int64_t tokens, const F& f) {
-    team.deal();
-    const std::function<void(int)> work = [&](int thread) {
-        for (int row; (row = team.take(rows)) >= 0;) f(thread, row);
-    };
-    if (rows == 1 || tokens < WORTH_WAKING)
-        work(0);
-    else
-        team.run(work);
+// Does rows with helpers, one at a time: one may take ten times as long as another. `direct(row)` is the caller's way; `compute(row, thread, room)`
+// and `commit(row, room)` a helper's, with `floats` of room. `tokens`: how many are weighed in all of them.
+template <class Direct, class Compute, class Commit>
+void share_rows(PhloemTeam& all, int rows, int64_t tokens, size_t floats, const Direct& direct, const Compute& compute, const Commit& commit) {
+    if (all.team.size() == 1 || rows == 1 || tokens < WORTH_WAKING) {
+        for (int row = 0; row < rows; row++) direct(row);
+        return;
+    }
+    all.board.open(1, rows, floats);
+    all.board.run(rows, direct, compute, commit);
+    all.board.close();
 }
 
 // Of a greedy row only the largest is looked for, which is four times as fast at least.
@@ -591,7 +591,11 @@ int64_t phloem_draw_workspace(const PhloemDraws* draws, const PhloemTeam* team) 
 void phloem_draw(const PhloemDraws* draws, PhloemTeam* team, void* workspace) {
     Pieces pieces(aligned(workspace));
     const Benches benches(pieces, draws->vocab, team->team.size());
-    each_row(team->team, draws->rows, weighed(*draws), [&](int thread, int row) { RowDraw(*draws, row, benches.of(thread)).run(); });
+    const auto drawn = [&](int row, int thread) { return RowDraw(*draws, row, benches.of(thread)).run(); };
+    share_rows(
+        *team, draws->rows, weighed(*draws), sizeof(Drawn) / sizeof(float), [&](int row) { drawn(row, 0).put(*draws, row); },
+        [&](int row, int thread, float* room) { *reinterpret_cast<Drawn*>(room) = drawn(row, thread); },
+        [&](int row, float* room) { reinterpret_cast<const Drawn*>(room)->put(*draws, row); });
 }
 
 int64_t phloem_score_workspace(const PhloemScores* scores, const PhloemTeam* team) {
@@ -604,7 +608,12 @@ void phloem_score(const PhloemScores* scores, PhloemTeam* team, void* workspace)
     const size_t each = size_t(scores->vocab + LANES);
     float* room = Pieces(aligned(workspace)).take<float>(each * size_t(team->team.size()));
     const int64_t tokens = int64_t(scores->rows) * scores->vocab;
-    each_row(team->team, scores->rows, tokens, [&](int thread, int row) { RowScore(*scores, row, room + each * size_t(thread)).run(); });
+    const int top = scores->top;
+    const auto score = [&](int row, int thread, const Scored& out) { RowScore(*scores, row, room + each * size_t(thread), out).run(); };
+    share_rows(
+        *team, scores->rows, tokens, Scored::floats(top), [&](int row) { score(row, 0, Scored::of(*scores, row)); },
+        [&](int row, int thread, float* result) { score(row, thread, Scored::in(result, top)); },
+        [&](int row, float* result) { Scored::of(*scores, row).copy_from(Scored::in(result, top), top); });
 }
 
 }  // extern "C"
