@@ -47,7 +47,7 @@ class Heads:
     ) -> None:
         self._kernels = made
         self.dtype = dtype
-        shape = (pages, kv_heads * head_dim * page_size)
+        shape = (kv_heads, pages, head_dim * page_size)
         self.keys, self.values = (aligned(shape, dtype) for _ in range(2))
         self._layer = abi.LayerStruct()
         self._layer.keys, self._layer.values = self.keys.data_ptr(), self.values.data_ptr()
@@ -57,7 +57,7 @@ class Heads:
         self._model.layer_count = 1
         self._model.dtype = abi.BF16 if dtype == torch.bfloat16 else abi.F32
         self._model.heads, self._model.kv_heads, self._model.head_dim = heads, kv_heads, head_dim
-        self._model.page_size = page_size
+        self._model.page_size, self._model.pages = page_size, pages
 
     def store(self, batch: Batch, k: Tensor, v: Tensor) -> None:
         """Float32 ``k`` and ``v`` [T, kv_heads, head_dim] at the batch's positions."""

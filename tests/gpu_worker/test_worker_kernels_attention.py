@@ -74,7 +74,7 @@ class World:
         starts = np.array([start for _, start, _ in rows], dtype=np.int64)
         counts = np.array([end - start for _, start, end in rows], dtype=np.int64)
         widest = max(-(-end // self.page_size) for _, _, end in rows)
-        scratch = len(self.pool.keys) - 1
+        scratch = self.pool.keys.shape[1] - 1
         tables = [
             (self.sequences[number].table + [scratch] * widest)[: max(-(-end // self.page_size), 1)]
             for number, _, end in rows

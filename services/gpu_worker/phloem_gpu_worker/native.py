@@ -182,7 +182,7 @@ class NativeCompute:
         self.sampler: Sampler = KernelSampler(decoder.kernels)
         self._decoder = decoder
         self._kernels = decoder.kernels
-        shape = (pages + 1, self.arch.kv_heads * self.arch.head_dim * page_size)
+        shape = (self.arch.kv_heads, pages + 1, self.arch.head_dim * page_size)
         self._keys = [aligned(shape, self.dtype) for _ in decoder.layers]
         self._values = [aligned(shape, self.dtype) for _ in decoder.layers]
         parts = zip(decoder.layers, self._keys, self._values, strict=True)
@@ -202,7 +202,7 @@ class NativeCompute:
 
     def scrub(self, pages: Tensor) -> None:
         """See `Compute.scrub`."""
-        scrub_pages((*self._keys, *self._values), pages)
+        scrub_pages((head for pool in (*self._keys, *self._values) for head in pool), pages)
 
     def _struct(self) -> abi.ModelStruct:
         decoder, arch = self._decoder, self.arch
@@ -221,5 +221,6 @@ class NativeCompute:
             arch.head_dim,
             arch.vocab_size,
             self.page_size,
+            self.pages + 1,
             arch.rms_eps,
         )

@@ -41,7 +41,7 @@ typedef struct {
     int32_t layer_count;
     int32_t dtype;            // of activations and KV: PHLOEM_BF16 or PHLOEM_F32
     int32_t hidden, inner, heads, kv_heads, head_dim, vocab;
-    int32_t page_size;
+    int32_t page_size, pages; // of the pool
     float epsilon;
 } PhloemModel;
 

@@ -63,6 +63,7 @@ class ModelStruct(Structure):
         ("head_dim", c_int32),
         ("vocab", c_int32),
         ("page_size", c_int32),
+        ("pages", c_int32),
         ("epsilon", c_float),
     ]
 

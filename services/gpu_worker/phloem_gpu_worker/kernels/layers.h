@@ -49,12 +49,9 @@ inline void rotate(float* head, const float* cosines, const float* sines, int ha
     }
 }
 
-// Where a position of a row lies in the pool.
-inline size_t page_base(const Shape& s, const int64_t* table, int64_t position) { return size_t(table[position / s.page_size]) * s.page_elements; }
-
 template <class E>
 void store_head(const Shape& s, const PhloemLayer& layer, const int64_t* table, int64_t position, int kv, const float* k, const float* v) {
-    const size_t base = page_base(s, table, position) + size_t(kv) * s.head_elements();
+    const size_t base = s.page_at(kv, table[position / s.page_size]);
     const int offset = int(position % s.page_size);
     E* keys = static_cast<E*>(layer.keys) + base;
     E* values = static_cast<E*>(layer.values) + base;
