@@ -18,6 +18,7 @@
 #include "abi.h"
 #include "board.h"
 #include "counts.h"
+#include "rows.h"
 #include "team.h"
 #include "vec.h"
 
@@ -142,11 +143,11 @@ void find_following(const Shape& s, const PhloemLayer& layer, const int64_t* tab
 // the time: a block's values are fetched while its scores are computed, the keys of the block that follows while its values are added up (16 rows
 // of 1,000 tokens 50 -> 43 ms on one core, 74 -> 55 if their pages lie scattered).
 
-// A query: its vector, and how many positions it sees.
+// Up to twelve queries: their vectors, one after the other, and how many positions each sees.
 template <class E>
-struct Query {
-    const E* q;
-    int visible;
+struct Queries {
+    E* vectors;  // [][head_dim]
+    int visible[MOST_QUERIES];
 };
 
 template <class E, int M>
@@ -156,8 +157,9 @@ struct Room {
 };
 
 template <class E, int M>
-inline void block_scores(const Shape& s, const Tiles<E>& tiles, const Query<E>* queries, int first, int count, Room<E, M>& room) {
+inline void block_scores(const Shape& s, const Tiles<E>& tiles, const Queries<E>& queries, int first, int count, Room<E, M>& room) {
     constexpr int P = Kind<E>::pair;
+    const Rows<M, E> q(queries.vectors, s.head_dim);
     for (int tile = 0; tile < count; tile++) {
         F16 acc[M];
         for (int m = 0; m < M; m++) acc[m] = zero();
@@ -167,10 +169,10 @@ inline void block_scores(const Shape& s, const Tiles<E>& tiles, const Query<E>* 
             __builtin_prefetch(values, 0, 2);
             values += TILE * P;
 #pragma GCC unroll 12
-            for (int m = 0; m < M; m++) acc[m] = Kind<E>::dot_step(acc[m], keys, queries[m].q + d);
+            for (int m = 0; m < M; m++) acc[m] = Kind<E>::dot_step(acc[m], keys, q[m] + d);
         }
         for (int m = 0; m < M; m++) {
-            const int seen = queries[m].visible - first - tile * TILE;
+            const int seen = queries.visible[m] - first - tile * TILE;
             store(&room.scores[m][tile * TILE], seen >= TILE ? acc[m] : phloem::first(acc[m], std::max(seen, 0)));
         }
     }
@@ -220,7 +222,7 @@ inline void block_values(const Shape& s, const Tiles<E>& tiles, int column, int 
 
 // The share of `tokens` positions from `first` on (one block) for M queries, each of which sees at least one of them.
 template <class E, int M>
-void block_share(const Shape& s, const Tiles<E>& tiles, const Query<E>* queries, int first, int tokens, float scale, float* const* shares) {
+void block_share(const Shape& s, const Tiles<E>& tiles, const Queries<E>& queries, int first, int tokens, float scale, float* const* shares) {
     Room<E, M> room;
     const int count = (tokens + TILE - 1) / TILE;
     block_scores<E, M>(s, tiles, queries, first, count, room);
@@ -371,16 +373,16 @@ private:
 // What a thread needs for its tasks.
 template <class E>
 struct Desk {
-    std::vector<E> gathered;
+    std::vector<E> gathered, vectors;
     std::vector<float> states, shares;
 
     explicit Desk(const Shape& s)
-        : gathered(s.page_size < TILE ? size_t(SPAN / TILE) * 2 * s.head_dim * TILE : 0),
+        : gathered(s.page_size < TILE ? size_t(SPAN / TILE) * 2 * s.head_dim * TILE : 0), vectors(size_t(MOST_QUERIES) * s.head_dim),
           states(size_t(MOST_QUERIES) * s.share_floats()), shares(size_t(MOST_QUERIES) * s.share_floats()) {}
 };
 
 template <class E>
-void share_of(const Shape& s, const Tiles<E>& tiles, const Query<E>* queries, int count, int first, int tokens, float scale, float* const* shares) {
+void share_of(const Shape& s, const Tiles<E>& tiles, const Queries<E>& queries, int count, int first, int tokens, float scale, float* const* shares) {
     with_count(count, [&]<int M>() { block_share<E, M>(s, tiles, queries, first, tokens, scale, shares); });
 }
 
@@ -396,14 +398,16 @@ void run_single(
     const Shape& s, const PhloemLayer& layer, const PhloemBatch& b, const Plan& plan, const Task& task, const Task* then, const E* q, float scale,
     const Keep& keep, Desk<E>& desk) {
     const int items = task.items_to - task.items_from;
-    Query<E> queries[MOST_QUERIES];
+    Queries<E> queries{desk.vectors.data(), {}};
     float* shares[MOST_QUERIES];
     const int64_t* table = b.tables + size_t(task.row) * b.table_width;
     int longest = 0;
     for (int i = 0; i < items; i++) {
         const int item = task.items_from + i, row = plan.order[size_t(item / s.group)];
         const int head = task.kv * s.group + item % s.group, length = int(b.starts[row]) + 1;
-        queries[i] = {q + (size_t(plan.token_of[row]) * s.heads + head) * s.head_dim, length};
+        const E* vector = q + (size_t(plan.token_of[row]) * s.heads + head) * s.head_dim;
+        std::copy(vector, vector + s.head_dim, queries.vectors + size_t(i) * s.head_dim);
+        queries.visible[i] = length;
         longest = std::max(longest, length);
     }
     for (int block = task.first_block; block < task.last_block; block++) {
@@ -429,13 +433,15 @@ inline size_t result_of(const Shape& s, const Plan& plan, const Task& task, int 
 template <class E, class Out>
 void run_extend(const Shape& s, const PhloemLayer& layer, const PhloemBatch& b, const Plan& plan, const Task& task, const E* q, float scale, const Out& out, Desk<E>& desk) {
     const int items = task.items_to - task.items_from;
-    Query<E> queries[MOST_QUERIES];
+    Queries<E> queries{desk.vectors.data(), {}};
     float* shares[MOST_QUERIES];
     const int64_t* table = b.tables + size_t(task.row) * b.table_width;
     int longest = 0;
     for (int i = 0; i < items; i++) {
-        queries[i] = {q + result_of(s, plan, task, i), int(b.starts[task.row]) + (task.items_from + i) / s.group + 1};
-        longest = std::max(longest, queries[i].visible);
+        const E* vector = q + result_of(s, plan, task, i);
+        std::copy(vector, vector + s.head_dim, queries.vectors + size_t(i) * s.head_dim);
+        queries.visible[i] = int(b.starts[task.row]) + (task.items_from + i) / s.group + 1;
+        longest = std::max(longest, queries.visible[i]);
     }
     for (int block = task.first_block; block < task.last_block; block++) {
         const int first = block * SPAN, tokens = std::min(SPAN, longest - first);
@@ -494,9 +500,8 @@ struct Attention {
     }
 
     // A helper takes the last tasks first.
-    void compute(int number, float* room) const {
+    void compute(int number, Desk<E>& desk, float* room) const {
         const Task& task = plan.tasks[size_t(number)];
-        Desk<E> desk(s);
         if (task.single)
             run_single(s, layer, b, plan, task, task_at(number - 1), q, scale, [&](int i, int block) { return share(room, task, i, block); }, desk);
         else
@@ -527,12 +532,12 @@ void attend(Team& team, int thread, const Attention<E>& attention, Desk<E>& desk
     team.barrier();
 }
 
-// By the caller and whoever helps.
+// By the caller and whoever helps, each at a desk of its own.
 template <class E>
-void attend_together(Board& board, const Attention<E>& attention, Desk<E>& desk) {
+void attend_together(Board& board, const Attention<E>& attention, std::vector<Desk<E>>& desks) {
     board.run(
-        attention.tasks(), [&](int number) { attention.direct(number, desk); },
-        [attention](int number, int, float* room) { attention.compute(number, room); },
+        attention.tasks(), [&](int number) { attention.direct(number, desks[0]); },
+        [attention, &desks](int number, int thread, float* room) { attention.compute(number, desks[size_t(thread)], room); },
         [attention](int number, float* room) { attention.commit(number, room); });
     merge_singles(attention.s, attention.b, attention.plan, attention.kept, attention.out, 0, 1);
 }

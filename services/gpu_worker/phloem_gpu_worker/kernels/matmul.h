@@ -14,6 +14,7 @@
 #include "abi.h"
 #include "board.h"
 #include "counts.h"
+#include "rows.h"
 #include "vec.h"
 
 namespace phloem {
@@ -54,6 +55,7 @@ template <int R>
 inline void product_bf16(Sums<R>& sums, const bf16* weights, const bf16* x, int stride, int inputs, Ahead ahead) {
     const char* from = ahead.from;
     const int lines = ahead.lines;  // not in the struct: the compiler would keep the sums in memory beside it, which takes twice as long
+    const Rows<R, bf16> rows(x, stride);
     for (int k = 0; k < inputs; k += 2, weights += 2 * BLOCK) {
         if constexpr (R >= AHEAD_FROM) {
             if (lines > 0) __builtin_prefetch(from, 0, 2);
@@ -63,7 +65,7 @@ inline void product_bf16(Sums<R>& sums, const bf16* weights, const bf16* x, int 
         const Pairs low = load_pairs(weights), high = load_pairs(weights + BLOCK);
 #pragma GCC unroll 12
         for (int r = 0; r < R; r++) {
-            const Pairs mine = same_pair(x + size_t(r) * stride + k);
+            const Pairs mine = same_pair(rows[r] + k);
             sums.at[r][0] = dot(sums.at[r][0], low, mine);
             sums.at[r][1] = dot(sums.at[r][1], high, mine);
         }
@@ -72,11 +74,12 @@ inline void product_bf16(Sums<R>& sums, const bf16* weights, const bf16* x, int 
 
 template <int R>
 inline void product_f32(Sums<R>& sums, const float* weights, const float* x, int stride, int inputs) {
+    const Rows<R, float> rows(x, stride);
     for (int k = 0; k < inputs; k++, weights += BLOCK) {
         const F16 low = load(weights), high = load(weights + LANES);
 #pragma GCC unroll 12
         for (int r = 0; r < R; r++) {
-            const F16 mine = set1(x[size_t(r) * stride + k]);
+            const F16 mine = set1(rows[r][k]);
             sums.at[r][0] = fma(low, mine, sums.at[r][0]);
             sums.at[r][1] = fma(high, mine, sums.at[r][1]);
         }
@@ -151,13 +154,14 @@ inline void product_group(
     int out_stride) {
     Sums<R> part;
     part.clear();
+    const Rows<R, bf16> rows(x, stride);
 #pragma GCC unroll 16
     for (int k = 0; k < GROUP / 2; k++) {
         Pairs low, high;
         group.pairs(k, low, high);
 #pragma GCC unroll 12
         for (int r = 0; r < R; r++) {
-            const Pairs mine = same_pair(x + size_t(r) * stride + 2 * k);
+            const Pairs mine = same_pair(rows[r] + 2 * k);
             part.at[r][0] = dot(part.at[r][0], low, mine);
             part.at[r][1] = dot(part.at[r][1], high, mine);
         }

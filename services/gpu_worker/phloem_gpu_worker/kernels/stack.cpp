@@ -174,7 +174,8 @@ class Step {
 public:
     Step(const PhloemModel& m, PhloemTeam& team, const PhloemBatch& b, E* hidden, void* workspace)
         : m_(m), b_(b), team_(team.team), plan_(team.plan), shape_(m), hidden_(hidden), pieces_(aligned(workspace)),
-          a_(pieces_, m, team.team.size(), b.token_count, shares_of(m, b)), board_(helped(team.team, b) ? &team.board : nullptr) {
+          a_(pieces_, m, team.team.size(), b.token_count, shares_of(m, b)), desks_(size_t(team.team.size()), Desk<E>(shape_)),
+          board_(helped(team.team, b) ? &team.board : nullptr) {
         Planner(shape_, b, plan_).run();
         row_of_.resize(size_t(b.token_count));
         for (int row = 0, token = 0; row < b.row_count; row++)
@@ -194,7 +195,6 @@ public:
 
 private:
     void stack(int thread) {
-        Desk<E> desk(shape_);
         own_rows(thread, [&](int t) {
             embed(t);
             angles(t);
@@ -208,9 +208,9 @@ private:
             turn_rows(thread, layer);
             const Attention<E> attention{shape_, layer, b_, plan_, a_.q, a_.shares, a_.attended};
             if (board_ == nullptr)
-                attend(team_, thread, attention, desk);
+                attend(team_, thread, attention, desks_[size_t(thread)]);
             else
-                attend_together(*board_, attention, desk);
+                attend_together(*board_, attention, desks_);
             totals(thread, layer.out, a_.attended, m_.heads * m_.head_dim);
             product(thread, layer.out, a_.attended, m_.heads * m_.head_dim, Write{layer.out, a_.state, m_.hidden, true});
             meet();
@@ -406,6 +406,7 @@ private:
     E* hidden_;
     Pieces pieces_;
     Arrays<E> a_;
+    std::vector<Desk<E>> desks_;  // of the threads
     Board* board_;  // null: all threads do the step side by side
     std::vector<int> row_of_;
 };
