@@ -24,7 +24,10 @@ LONGEST_HEALTH_S = 0.100
 
 
 WATCH = """
-import http.client, json, select, sys, time
+import contextlib, http.client, json, os, select, sys, time
+with contextlib.suppress(OSError):
+    os.setpriority(os.PRIO_PROCESS, 0, -10)
+    open("/proc/self/autogroup", "w").write("-10")
 link = http.client.HTTPConnection(sys.argv[1], int(sys.argv[2]), timeout=10)
 took = []
 while not select.select([sys.stdin], [], [], 0.05)[0]:
@@ -40,11 +43,14 @@ print(json.dumps(took))
 
 @contextmanager
 def watching_health(url: str) -> Iterator[list[float]]:
-    """Seconds that each answer took, filled in at the end. Asked by another process: this one's threads would measure each other."""
+    """Seconds that each answer took, filled in at the end. Asked by another process, as this one's threads would measure each other, which goes
+    first where it may: it must not wait for a core any more than it would on another machine."""
     host, port = url.removeprefix("http://").split(":")
     took: list[float] = []
     command = [sys.executable, "-c", WATCH, host, port]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as watch:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as watch:
         yield took
         took += json.loads(watch.communicate("over\n", timeout=30)[0])
 
