@@ -148,6 +148,11 @@ template <class E>
 struct Queries {
     E* vectors;  // [][head_dim]
     int visible[MOST_QUERIES];
+
+    void put(int i, const E* vector, int head_dim, int sees) {
+        std::copy(vector, vector + head_dim, vectors + size_t(i) * head_dim);
+        visible[i] = sees;
+    }
 };
 
 template <class E, int M>
@@ -405,9 +410,7 @@ void run_single(
     for (int i = 0; i < items; i++) {
         const int item = task.items_from + i, row = plan.order[size_t(item / s.group)];
         const int head = task.kv * s.group + item % s.group, length = int(b.starts[row]) + 1;
-        const E* vector = q + (size_t(plan.token_of[row]) * s.heads + head) * s.head_dim;
-        std::copy(vector, vector + s.head_dim, queries.vectors + size_t(i) * s.head_dim);
-        queries.visible[i] = length;
+        queries.put(i, q + (size_t(plan.token_of[row]) * s.heads + head) * s.head_dim, s.head_dim, length);
         longest = std::max(longest, length);
     }
     for (int block = task.first_block; block < task.last_block; block++) {
@@ -438,9 +441,7 @@ void run_extend(const Shape& s, const PhloemLayer& layer, const PhloemBatch& b, 
     const int64_t* table = b.tables + size_t(task.row) * b.table_width;
     int longest = 0;
     for (int i = 0; i < items; i++) {
-        const E* vector = q + result_of(s, plan, task, i);
-        std::copy(vector, vector + s.head_dim, queries.vectors + size_t(i) * s.head_dim);
-        queries.visible[i] = int(b.starts[task.row]) + (task.items_from + i) / s.group + 1;
+        queries.put(i, q + result_of(s, plan, task, i), s.head_dim, int(b.starts[task.row]) + (task.items_from + i) / s.group + 1);
         longest = std::max(longest, queries.visible[i]);
     }
     for (int block = task.first_block; block < task.last_block; block++) {

@@ -27,6 +27,7 @@ constexpr size_t LINE_BYTES = 64;
 // From so many rows on a core multiplies long enough to miss its weights, which then have to be on their way already (16 rows 31 -> 27 ms on one
 // core); with fewer it only waits for them, and what fetches them by itself does that better (4 rows would take 16 ms, not 13).
 constexpr int AHEAD_FROM = 6;
+constexpr int AHEAD = 2;  // the block after the next
 constexpr size_t AHEAD_BYTES = 128 << 10;  // of the largest block that is fetched while others are used: two of them must not fill the cache
 
 // Accumulators of R rows by one block.
@@ -180,11 +181,11 @@ inline void product_group(
 
 // --- One block, some rows: `out` f32 [R][out_stride], of which 32 columns are set --------------------------------------
 
-// What to fetch during tile `tile` of `tiles` of a block: the block after the next, all in one tile or half in each of the first two.
+// What to fetch during tile `tile` of `tiles`: block `block`, all of it in one tile or half in each of the first two.
 inline Ahead ahead_of(const PhloemLinear& w, int block, int tile, int tiles) {
     const size_t bytes = size_t(BLOCK) * w.inputs * sizeof(bf16);
-    if (bytes > AHEAD_BYTES || tile > 1) return {nullptr, 0};
-    const char* from = static_cast<const char*>(w.weights) + bytes * size_t(block + 2);
+    if (bytes > AHEAD_BYTES || tile > 1 || block < 0 || block >= w.blocks) return {nullptr, 0};
+    const char* from = static_cast<const char*>(w.weights) + bytes * size_t(block);
     return {from + tile * (bytes / 2), tiles == 1 ? 2 : 1};
 }
 
@@ -255,11 +256,12 @@ void block_quantised(const PhloemLinear& w, int block, const bf16* widened, cons
 constexpr int CHUNK = 240;  // rows whose inputs stay in a core's cache while the blocks of a weight pass by
 constexpr int WIDEN_FROM = MOST_AT_ONCE + 1;  // rows from which a quantised block is widened once instead of in every tile
 
-// The outputs of blocks [from, to) of a product of `rows` rows, `unit` blocks at a time (2 where gate and up alternate).
+// The outputs of blocks [from, to) of a product of `rows` rows, `unit` blocks at a time (2 where gate and up alternate), the last first if
+// `backwards`: then those before them are next.
 // `done(row, rows, block, out)` takes f32 [rows][MOST_BLOCKS * 32], of which unit * 32 columns are set, from `block` on.
 // `scratch`: bf16 [unit * inputs * 32] of the calling thread.
 template <class Done>
-void multiply_blocks(const PhloemLinear& w, const Inputs& x, int rows, int from, int to, int unit, bf16* scratch, const Done& done) {
+void multiply_blocks(const PhloemLinear& w, const Inputs& x, int rows, int from, int to, int unit, bool backwards, bf16* scratch, const Done& done) {
     alignas(64) float out[MOST_ROWS][MOST_BLOCKS * BLOCK];
     constexpr int stride = MOST_BLOCKS * BLOCK;
     const bool plain = w.kind == PHLOEM_BF16 || w.kind == PHLOEM_F32;
@@ -267,7 +269,8 @@ void multiply_blocks(const PhloemLinear& w, const Inputs& x, int rows, int from,
         const int count = std::min(CHUNK, rows - begin);
         const int tiles = (count + MOST_ROWS - 1) / MOST_ROWS;
         const bool widen = !plain && count >= WIDEN_FROM;
-        for (int block = from; block < to; block += unit) {
+        for (int at = from; at < to; at += unit) {
+            const int block = backwards ? to - unit - (at - from) : at;
             for (int sub = 0; sub < (widen ? unit : 0); sub++) widen_block(w, block + sub, scratch + size_t(sub) * w.inputs * BLOCK);
             for (int tile = 0; tile < tiles; tile++) {
                 const int row = begin + count * tile / tiles, size = begin + count * (tile + 1) / tiles - row;
@@ -275,7 +278,7 @@ void multiply_blocks(const PhloemLinear& w, const Inputs& x, int rows, int from,
                     for (int sub = 0; sub < unit; sub++) {
                         float* here = out[0] + sub * BLOCK;
                         if (plain)
-                            block_plain<R>(w, block + sub, x, row, here, stride, ahead_of(w, block + sub, tile, tiles));
+                            block_plain<R>(w, block + sub, x, row, here, stride, ahead_of(w, block + sub + (backwards ? -AHEAD : AHEAD), tile, tiles));
                         else
                             block_quantised<R>(w, block + sub, widen ? scratch + size_t(sub) * w.inputs * BLOCK : nullptr, x, row, here, stride);
                     }
@@ -290,23 +293,23 @@ void multiply_blocks(const PhloemLinear& w, const Inputs& x, int rows, int from,
 template <class Done>
 void multiply(const PhloemLinear& w, const Inputs& x, int rows, int part, int parts, int unit, bf16* scratch, const Done& done) {
     const int64_t units = w.blocks / unit;
-    multiply_blocks(w, x, rows, int(units * part / parts) * unit, int(units * (part + 1) / parts) * unit, unit, scratch, done);
+    multiply_blocks(w, x, rows, int(units * part / parts) * unit, int(units * (part + 1) / parts) * unit, unit, false, scratch, done);
 }
 
-// A product as tasks of `units` times `unit` blocks each, done by the caller and whoever helps. `scratch(thread)` as above.
+// A product as tasks of `units` times `unit` blocks each, done by the caller and whoever helps, who takes the last first. `scratch(thread)` as above.
 template <class Done, class Scratch>
 void multiply_together(Board& board, const PhloemLinear& w, const Inputs& x, int rows, int unit, int units, const Scratch& scratch, const Done& done) {
     const int each = unit * units, tasks = (w.blocks + each - 1) / each;
-    const auto blocks = [=, &w](int task, int thread, const auto& take) {
-        multiply_blocks(w, x, rows, task * each, std::min(w.blocks, (task + 1) * each), unit, scratch(thread), take);
+    const auto blocks = [=, &w](int task, int thread, bool backwards, const auto& take) {
+        multiply_blocks(w, x, rows, task * each, std::min(w.blocks, (task + 1) * each), unit, backwards, scratch(thread), take);
     };
     const auto place = [=](float* room, int task, int block, int row) {
         return room + (size_t(block - task * each) / unit * rows + row) * MOST_BLOCKS * BLOCK;
     };
     board.run(
-        tasks, [&](int task) { blocks(task, 0, done); },
+        tasks, [&](int task) { blocks(task, 0, false, done); },
         [=](int task, int thread, float* room) {
-            blocks(task, thread, [&](int row, int some, int block, const float* out) {
+            blocks(task, thread, true, [&](int row, int some, int block, const float* out) {
                 std::copy(out, out + size_t(some) * MOST_BLOCKS * BLOCK, place(room, task, block, row));
             });
         },
