@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from phloem_gpu_worker.kernels.memory import HUGE, LINE, SHARED, aligned
+from phloem_gpu_worker.kernels.memory import HUGE, LINE, SHARED, Buffers, aligned
 
 THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
@@ -52,6 +52,43 @@ def test_what_is_not_written_takes_no_memory_and_what_is_dropped_is_given_back()
     del tensor
     gc.collect()
     assert resident() < before + size // 4
+
+
+def test_memory_is_used_again_only_when_no_view_of_it_is_left() -> None:
+    buffers = Buffers()
+    first = buffers.take((100, 7), torch.float32)
+    address, view = first.data_ptr(), first[3:5]
+    view.fill_(5)
+    del first
+    second = buffers.take((100, 7), torch.float32)
+    second.fill_(1)
+    assert second.data_ptr() != address
+    assert bool((view == 5).all())
+    del view
+    third = buffers.take((90, 7), torch.bfloat16)
+    assert third.data_ptr() == address
+    assert (third.shape, third.dtype) == ((90, 7), torch.bfloat16)
+
+
+def is_of_one_value(tensor: torch.Tensor) -> bool:
+    return bool((tensor == tensor.flatten()[:1].sum()).all())
+
+
+def test_buffers_grow_with_what_is_asked_for_and_keep_few() -> None:
+    buffers, rng = Buffers(), random.Random(4)
+    held: list[torch.Tensor] = []
+    for number in range(300):
+        shape = (rng.randrange(50), rng.randrange(300))
+        tensor = buffers.take(shape, torch.float32)
+        assert tensor.shape == shape
+        tensor.fill_(number)
+        held.append(tensor)
+        if rng.random() < 0.6:
+            kept = held.pop(rng.randrange(len(held)))
+            assert is_of_one_value(kept)
+            del kept
+        assert len(buffers._free) <= Buffers.MOST_FREE
+    assert all(map(is_of_one_value, held))
 
 
 def test_what_cant_be_had_is_told_with_its_size() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import mmap
 import threading
+import weakref
 
 import torch
 from torch import Tensor
@@ -68,3 +69,31 @@ def aligned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
             taken = _shared.take(size)
     assert taken is not None
     return taken.view(dtype).view(shape)
+
+
+class Buffers:
+    """Tensors whose memory is used again as soon as nobody has them any more.
+
+    A step's logits take megabytes, which the system would hand out page by page, zeroed, and take back, with every step.
+    """
+
+    MOST_FREE = 2
+    """Kept while nobody uses them: a step's own, and that of prompt log-probabilities before it."""
+
+    def __init__(self) -> None:
+        self._free: list[Tensor] = []
+
+    def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """A tensor of anything. Raises `MemoryError` if there is not so much."""
+        size = math.prod(shape) * dtype.itemsize
+        memory = self._free.pop() if self._free else None
+        if memory is None or len(memory) < size:
+            memory = aligned((1 << max(size - 1, 0).bit_length(),), torch.uint8)
+        # A tensor keeps the array that it was made from, and so do its views: when the array goes, all of them are gone.
+        array = memory.numpy()[:size]
+        weakref.finalize(array, self._give_back, memory).atexit = False
+        return torch.from_numpy(array).view(dtype).view(shape)
+
+    def _give_back(self, memory: Tensor) -> None:
+        if len(self._free) < self.MOST_FREE:
+            self._free.append(memory)

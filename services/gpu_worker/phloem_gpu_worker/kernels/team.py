@@ -14,6 +14,7 @@ from torch import Tensor
 from ..batch import Batch
 from . import abi
 from .build import NoKernels
+from .memory import Buffers
 from .packing import Packed
 
 SPIN_S = 100e-6
@@ -43,6 +44,7 @@ class Kernels:
             raise NoKernels(f"{threads} threads for the kernels can't be started")
         self._end = weakref.finalize(self, self._library.phloem_team_free, self._team)
         self._workspace = torch.empty(0, dtype=torch.uint8)
+        self._buffers = Buffers()
 
     def close(self) -> None:
         """End the threads. The kernels can't be called any more."""
@@ -56,7 +58,7 @@ class Kernels:
     def multiply(self, weight: Packed, x: Tensor) -> Tensor:
         """float32 [n, outputs] of ``x`` [n, inputs], bf16 or (for a float32 weight) float32."""
         x = x.contiguous()
-        out = torch.empty(x.shape[0], weight.outputs, dtype=torch.float32)
+        out = self._buffers.take((x.shape[0], weight.outputs), torch.float32)
         struct = weight.struct()
         size = self._library.phloem_multiply_workspace(struct, self._team, x.shape[0])
         self._library.phloem_multiply(struct, self._team, x.data_ptr(), x.shape[0], out.data_ptr(), self._room(size))
