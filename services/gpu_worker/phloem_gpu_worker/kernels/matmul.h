@@ -300,16 +300,16 @@ void multiply(const PhloemLinear& w, const Inputs& x, int rows, int part, int pa
 template <class Done, class Scratch>
 void multiply_together(Board& board, const PhloemLinear& w, const Inputs& x, int rows, int unit, int units, const Scratch& scratch, const Done& done) {
     const int each = unit * units, tasks = (w.blocks + each - 1) / each;
-    const auto blocks = [=, &w](int task, int thread, bool backwards, const auto& take) {
-        multiply_blocks(w, x, rows, task * each, std::min(w.blocks, (task + 1) * each), unit, backwards, scratch(thread), take);
+    const auto blocks = [=, &w](int task, int thread, const auto& take) {
+        multiply_blocks(w, x, rows, task * each, std::min(w.blocks, (task + 1) * each), unit, thread > 0, scratch(thread), take);
     };
     const auto place = [=](float* room, int task, int block, int row) {
         return room + (size_t(block - task * each) / unit * rows + row) * MOST_BLOCKS * BLOCK;
     };
     board.run(
-        tasks, [&](int task) { blocks(task, 0, false, done); },
+        tasks, [&](int task) { blocks(task, 0, done); },
         [=](int task, int thread, float* room) {
-            blocks(task, thread, true, [&](int row, int some, int block, const float* out) {
+            blocks(task, thread, [&](int row, int some, int block, const float* out) {
                 std::copy(out, out + size_t(some) * MOST_BLOCKS * BLOCK, place(room, task, block, row));
             });
         },
