@@ -35,8 +35,10 @@ struct Shape {
     explicit Shape(const PhloemModel& m)
         : heads(m.heads), kv_heads(m.kv_heads), head_dim(m.head_dim), page_size(m.page_size), pages(m.pages), group(m.heads / m.kv_heads) {}
 
-    // Where a head's share of a page begins among the keys, or the values, of a layer.
-    size_t page_at(int kv, int64_t page) const { return (size_t(kv) * size_t(pages) + size_t(page)) * size_t(head_dim) * size_t(page_size); }
+    // Where a head's share of the page of a position begins among the keys, or the values, of a layer.
+    size_t page_at(int kv, const int64_t* table, int64_t position) const {
+        return (size_t(kv) * size_t(pages) + size_t(table[position / page_size])) * size_t(head_dim) * size_t(page_size);
+    }
     int share_floats() const { return head_dim + 2; }  // maximum, sum, values
 };
 
@@ -93,7 +95,7 @@ void gather_tile(const Shape& s, const E* keys, const E* values, const int64_t* 
     E* v = room + size_t(s.head_dim) * TILE;
     for (int t = 0; t < TILE; t++) {
         const int position = first + t, offset = position % s.page_size;
-        const size_t base = s.page_at(kv, table[position / s.page_size]);
+        const size_t base = s.page_at(kv, table, position);
         for (int d = 0; d < s.head_dim; d++) {
             k[key_index<E>(whole, t, d)] = keys[base + key_index<E>(s, offset, d)];
             v[value_index<E>(whole, t, d)] = values[base + value_index<E>(s, offset, d)];
@@ -112,7 +114,7 @@ void find_tiles(const Shape& s, const PhloemLayer& layer, const int64_t* table, 
         const int position = first + tile * TILE;
         if (s.page_size >= TILE) {
             const int offset = position % s.page_size;
-            const size_t base = s.page_at(kv, table[position / s.page_size]);
+            const size_t base = s.page_at(kv, table, position);
             tiles.keys[tile] = keys + base + size_t(offset) * Kind<E>::pair;
             tiles.values[tile] = values + base + size_t(offset) * s.head_dim;
             continue;
@@ -132,8 +134,9 @@ void find_tiles(const Shape& s, const PhloemLayer& layer, const int64_t* table, 
 template <class E>
 void find_following(const Shape& s, const PhloemLayer& layer, const int64_t* table, int width, int first, int kv, Tiles<E>& tiles) {
     for (int tile = 0; tile < SPAN / TILE; tile++) {
-        const int position = first + tile * TILE, page = position / s.page_size;
-        if (page < width) tiles.following[tile] = static_cast<const E*>(layer.keys) + s.page_at(kv, table[page]) + size_t(position % s.page_size) * Kind<E>::pair;
+        const int position = first + tile * TILE;
+        if (position >= width * s.page_size) return;
+        tiles.following[tile] = static_cast<const E*>(layer.keys) + s.page_at(kv, table, position) + size_t(position % s.page_size) * Kind<E>::pair;
     }
 }
 

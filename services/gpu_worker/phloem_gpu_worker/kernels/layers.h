@@ -51,7 +51,7 @@ inline void rotate(float* head, const float* cosines, const float* sines, int ha
 
 template <class E>
 void store_head(const Shape& s, const PhloemLayer& layer, const int64_t* table, int64_t position, int kv, const float* k, const float* v) {
-    const size_t base = s.page_at(kv, table[position / s.page_size]);
+    const size_t base = s.page_at(kv, table, position);
     const int offset = int(position % s.page_size);
     E* keys = static_cast<E*>(layer.keys) + base;
     E* values = static_cast<E*>(layer.values) + base;
