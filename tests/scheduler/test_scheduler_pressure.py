@@ -240,6 +240,27 @@ def test_a_budget_does_not_keep_itself_small() -> None:
     assert pace.line()[1] == pytest.approx(0.1, rel=0.2)
 
 
+@pytest.mark.parametrize("slow_at", [0, 1, 2, 30])
+@pytest.mark.parametrize("excess", [3.0, 10.0, 40.0])
+def test_one_slow_step_does_not_keep_the_next_budgets_small(slow_at: int, excess: float) -> None:
+    """As the first steps of a worker are, whose memory is touched for the first time. A step costs 8 ms and 0.6 ms a token: 70 fit into 50."""
+    pace, tokens, budgets = Pace(2000), 62, []
+    for at in range(60):
+        pace.measured(tokens, (8 + 0.6 * tokens) * (excess if at == slow_at else 1))
+        tokens = max(16, pace.tokens_within(50, 0))
+        budgets.append(tokens)
+    assert min(budgets[slow_at + 6 :]) >= 35
+
+
+def test_a_worker_that_becomes_slower_is_believed() -> None:
+    pace, tokens = Pace(2000), 62
+    for cost in (0.6, 3.0):
+        for _ in range(100):
+            pace.measured(tokens, 8 + cost * tokens)
+            tokens = max(4, pace.tokens_within(50, 0))
+    assert 8 + 3.0 * tokens <= 75
+
+
 def test_a_chunk_budget_in_milliseconds_follows_the_worker() -> None:
     world = World(Settings(chunk_ms=10), profile(page_size=4, pages=400, max_step_tokens=1000), forward_ms=0.25)
     world.open([1 + at % 30 for at in range(1000)], max_tokens=1)
