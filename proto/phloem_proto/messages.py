@@ -398,6 +398,8 @@ class Open(Message, frozen=True):
     """What the first attempt reported; -1 = this is the first."""
     extra: str = ""
     """The other half of the cache namespace (``extra_key``)."""
+    accepted: bool = False
+    """Some attempt was accepted before: this one is not refused for want of room."""
 
 
 class OpenReply(Message, frozen=True):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import anyio
 import pytest
 
 import phloem_gateway.gateway as gateway_module
+import phloem_gateway.recovery as recovery_module
 from phloem_gateway.auth import ANYONE
 from phloem_gateway.config import GatewayConfig
 from phloem_proto.codec import unpack_ids
@@ -344,7 +346,8 @@ async def test_reconcile_names_live_requests_and_reopens_what_the_scheduler_forg
             scheduler.forget.add(rid)
             scheduler.script = Script()
             await made.until(lambda: len(scheduler.opened) == 2, timeout_s=8.0)
-        assert [(r.rid, r.attempt, r.offsets) for r in scheduler.lives[0].requests] == [(rid, 1, (4,))]
+        named = [[(r.rid, r.attempt, r.offsets) for r in live.requests] for live in scheduler.lives]
+        assert [(rid, 1, (4,))] in named
         await made.until(lambda: scheduler.lives[-1].requests == (), timeout_s=5.0)
 
 
@@ -483,3 +486,44 @@ async def test_what_a_drain_has_no_time_for_ends_with_an_error() -> None:
             await made.until(lambda: any(live.completion_tokens == 4 for live in made.gateway.core.live.values()))
             made.context.drain.set()
         assert events(made_reply[0].text)[-1]["error"]["code"] == "service_unavailable"
+
+
+def _opened(scheduler: FakeScheduler, count: int) -> bool:
+    return len(scheduler.opened) == count
+
+
+async def test_streams_that_have_begun_come_back_first_then_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery_module, "CREDIT_BYTES", 1)  # one at a time
+    async with world() as made:
+        old = made.backend.scheduler
+        new = FakeScheduler(made.backend.broker, made.backend.tokenizers, "sched9", 2)
+        async with anyio.create_task_group() as tasks:
+            for number, hold_after in enumerate((0, 0, 4, 4)):  # the first two wait for their first token
+                old.script = Script(hold=anyio.Event(), hold_after=hold_after)
+                tasks.start_soon(made.post, PATH, BODY)
+                await made.until(partial(_opened, old, number + 1))
+            await made.until(lambda: sum(live.completion_tokens for live in made.gateway.core.live.values()) == 8)
+            old.scope.cancel()
+            await tasks.start(new.run)
+            await made.until(lambda: len(new.opened) == 4)
+            tasks.cancel_scope.cancel()
+    began = [order.rid for order in old.opened]
+    assert [order.rid for order in new.opened] == [began[2], began[3], began[0], began[1]]
+    assert all(order.accepted for order in new.opened)
+    assert not any(order.accepted for order in old.opened)
+
+
+async def test_a_new_leader_hears_at_once_that_all_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway_module, "RECONCILE_S", 600.0)
+    async with world() as made:
+        old = made.backend.scheduler
+        old.script = Script(hold=anyio.Event(), hold_after=4)
+        new = FakeScheduler(made.backend.broker, made.backend.tokenizers, "sched9", 2)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(made.post, PATH, BODY)
+            await made.until(lambda: any(live.completion_tokens == 4 for live in made.gateway.core.live.values()))
+            old.scope.cancel()
+            await tasks.start(new.run)
+            await made.until(lambda: bool(new.lives and new.opened))
+            assert [request.rid for request in new.lives[0].requests] == [new.opened[0].rid]
+            tasks.cancel_scope.cancel()

@@ -170,7 +170,7 @@ def test_a_malformed_open_is_refused_with_the_field_named(fields: dict[str, Any]
 def test_without_a_worker_new_requests_are_refused_and_old_ones_wait() -> None:
     world = World(workers=0)
     fresh = world.open(PROMPT)
-    again = world.open(PROMPT, attempt=2)
+    again = world.open(PROMPT, attempt=2, accepted=True)
     world.turn()
     error = error_of(world, fresh)
     assert error is not None
@@ -183,7 +183,7 @@ def test_without_a_worker_new_requests_are_refused_and_old_ones_wait() -> None:
 
 def test_requests_do_not_wait_for_a_worker_for_ever() -> None:
     world = World(Settings(worker_wait_s=5), workers=0)
-    rid = world.open(PROMPT, attempt=2)
+    rid = world.open(PROMPT, accepted=True)
     world.turn()
     world.now += 6
     world.turn()

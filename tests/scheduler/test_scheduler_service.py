@@ -258,6 +258,10 @@ async def test_a_second_scheduler_stands_by_until_the_first_has_left() -> None:
         await place.until(place.stopped.is_set)
         await place.until(lambda: terms() == {"s2": 2} and standby.core.workers and standby.core.outbox.linked)
         reply = await place.open(PROMPT, scheduler="s2", max_tokens=5)
+        assert reply.error is not None
+        assert reply.error.code == "unavailable"  # the gateway may still hold what the first one led
+        await place.announce("s2")
+        reply = await place.open(PROMPT, scheduler="s2", max_tokens=5)
         await place.until(lambda: place.ends)
         assert place.outputs[reply.rid, 0] == WANTED[:5]
 

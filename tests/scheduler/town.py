@@ -24,6 +24,8 @@ from phloem_proto.messages import (
     GatewayInbox,
     GrammarInbox,
     Hello,
+    Live,
+    LiveReply,
     Lost,
     Open,
     OpenReply,
@@ -261,6 +263,10 @@ class Town:
         message = Open(rid, attempt, "g1", detokeniser, pack_ids(prompt), params, **fields)
         return await self.gateway.node.call(Role.SCHEDULER, scheduler, message, OpenReply, timeout=2.0)
 
+    async def announce(self, scheduler: str = "s1") -> None:
+        """The gateway says that it holds nothing: a new leader takes new requests then."""
+        await self.gateway.node.call(Role.SCHEDULER, scheduler, Live(()), LiveReply, timeout=2.0)
+
     async def until(self, condition: Callable[[], object], within: float = 15.0) -> None:
         """Wait for something to become true."""
         with anyio.fail_after(within):
@@ -280,5 +286,6 @@ async def town(config: SchedulerConfig | None = None, workers: int = 1) -> Async
         tasks.start_soon(place.serve, place.service, "s1", place.drain)
         await place.until(lambda: place.gateway.presence.peers(Role.SCHEDULER))
         await place.until(lambda: len(place.service.core.workers) == workers and place.service.core.outbox.linked)
+        await place.announce()
         yield place
         tasks.cancel_scope.cancel()

@@ -81,7 +81,7 @@ class World:
         rid = rid or self.opened.to_bytes(16, "big")
         fields = {
             name: more.pop(name)
-            for name in ("seed", "n", "have", "grammar", "priority", "salt", "deadline_ms", "age_ms")
+            for name in ("seed", "n", "have", "grammar", "priority", "salt", "deadline_ms", "age_ms", "accepted")
             if name in more
         }
         params = SamplingParams(**{"max_tokens": 8, "temperature": 0.0, **more})

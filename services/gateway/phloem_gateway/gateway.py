@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 
 import anyio
 import anyio.lowlevel
-from anyio.abc import TaskGroup
 
 from phloem_bus.errors import BusError, Disconnected, LinkClosed
 from phloem_bus.link import Link
@@ -31,6 +30,7 @@ from .live import Child, Live
 from .metrics import Metrics
 from .opener import Opener
 from .pins import PinDesk
+from .recovery import Recovery
 from .request import Generation
 from .texts import Texts
 
@@ -71,16 +71,18 @@ class Gateway:
         self.pins = PinDesk(self, self.backends, rng)
         self.kv = KvHub(presence, self.backends)
         self.opener = Opener(self.core, self.backends, metrics, presence.node.instance, self._tell)
+        self._recovery = Recovery(self._open_again, config.recover_s, self._caught_up)
+        self._unreconciled = anyio.Event()
         self._node = presence.node
         self._rng = rng
         self._answers: dict[bytes, Answer] = {}
         self._calls: dict[int, Answer] = {}
         self._turn = anyio.Lock()
         self._closed = anyio.Event()
-        self._tasks: TaskGroup | None = None
         self._outbox: deque[tuple[Role, str, Message]] = deque()
         self._outgoing = anyio.Event()
         self._leader: tuple[str, int] | None = None
+        self._leader_waits = False
 
     # --- For the edges ----------------------------------------------------------------------------------------------
 
@@ -306,18 +308,27 @@ class Gateway:
         if leader is None or self._leader == (leader.instance, leader.incarnation):
             return
         self._leader = (leader.instance, leader.incarnation)
+        self._leader_waits = True
         self._reopen(self.core.leader_changed(*self._leader))
+        if self._recovery.idle:
+            self._caught_up()
 
     def _reopen(self, lives: Iterable[Live]) -> None:
-        for live in lives:
-            assert self._tasks is not None
+        lost = list(lives)
+        for live in lost:
             self._log(live, logging.INFO, "attempt %d is lost; opening again", live.attempt)
-            self._tasks.start_soon(self._open_again, live)
+        self._recovery.add(lost)
 
-    async def _open_again(self, live: Live) -> None:
+    def _caught_up(self) -> None:
+        """All is opened again. A new leader, who takes nothing new before it knows that, is told without waiting for the next second."""
+        if self._leader_waits:
+            self._leader_waits = False
+            self._unreconciled.set()
+
+    async def _open_again(self, live: Live, until: float) -> None:
         """Open elsewhere with what we hold; a request that can't be opened in time ends with an error."""
         try:
-            await self.opener.open(live, self.config.recover_s, persistent=True)
+            await self.opener.open(live, until - anyio.current_time(), persistent=True)
         except ApiError as error:
             if live.rid in self.core.live:
                 code = {"service_unavailable": "unavailable", "deadline_exceeded": "deadline"}.get(
@@ -332,8 +343,8 @@ class Gateway:
     async def run(self) -> None:
         """Send, reconcile and recover until cancelled."""
         async with anyio.create_task_group() as tasks:
-            self._tasks = tasks
             tasks.start_soon(self._send)
+            tasks.start_soon(self._recovery.run)
             tasks.start_soon(self._reconcile)
             tasks.start_soon(self._name_streams)
             tasks.start_soon(self.kv.run)
@@ -355,7 +366,9 @@ class Gateway:
     async def _reconcile(self) -> None:
         number = 0
         while True:
-            await anyio.sleep(RECONCILE_S)
+            with anyio.move_on_after(RECONCILE_S):
+                await self._unreconciled.wait()
+            self._unreconciled = anyio.Event()
             number += 1
             leader = self.backends.leader()
             if leader is None or not self._node.bus.connected:

@@ -77,6 +77,11 @@ class Live:
         """Every choice has its end."""
         return all(child.end is not None for child in self.children)
 
+    @property
+    def held_bytes(self) -> int:
+        """What an `Open` of it weighs: prompt and output ids."""
+        return len(self.prompt) + 4 * self.completion_tokens
+
     def have(self) -> tuple[Held, ...]:
         """What we hold, for an `Open`; empty when that is nothing."""
         if not any(child.ids or child.end for child in self.children):

@@ -78,7 +78,7 @@ class Opener:
             failure: ApiError
             try:
                 leader, detokeniser = self._targets(prefer, exclude)
-                await self._attempt(live, leader, detokeniser)
+                await self._attempt(live, leader, detokeniser, accepted=persistent)
                 if self._core.opened(live):
                     return
                 failure = unavailable("The request was lost.")
@@ -114,7 +114,7 @@ class Opener:
             raise unavailable("No tokenizer is ready.")
         return leader, detokeniser
 
-    async def _attempt(self, live: Live, leader: Peer, detokeniser: Peer) -> None:
+    async def _attempt(self, live: Live, leader: Peer, detokeniser: Peer, accepted: bool) -> None:
         """One attempt at both. Raises `_Refused` or what `Node.call` raises."""
         former = live.detokeniser
         attempt = self._core.begin_attempt(live, detokeniser.instance, (leader.instance, leader.incarnation))
@@ -131,7 +131,7 @@ class Opener:
         order = Open(
             live.rid, attempt, self._gateway, detokeniser.instance, live.prompt, live.params, live.seed, wanted.n, have,
             live.generation.grammar, live.generation.priority, live.generation.salt, _left_ms(live),
-            round(1000 * (anyio.current_time() - live.arrival)), live.cached_tokens, live.generation.extra,
+            round(1000 * (anyio.current_time() - live.arrival)), live.cached_tokens, live.generation.extra, accepted,
         )  # fmt: skip
         await self._call(Role.SCHEDULER, leader.instance, order)
 

@@ -46,6 +46,7 @@ from .pins import Pins as Leases
 from .placement import Guard
 from .planner import Planner
 from .queue import WaitingQueue
+from .recovery import Recovery
 from .requests import Choice, Request, Stage
 from .results import BadResult, Results
 from .rows import Row
@@ -114,6 +115,7 @@ class Core:
         self._flushes: list[tuple[float, object]] = []
         self._flushed_pages = 0  # by the flush that is under way
         self._workerless_since: float | None = None
+        self.recovery = Recovery()
 
     # --- Requests ---------------------------------------------------------------------------------------------------------
 
@@ -127,7 +129,13 @@ class Core:
             self._reply(ticket, accepted(message, known))
             return
         if known is None:
-            refused = self.opening.refusal(message, self.waiting, list(self.workers.values()), self.retry_after_ms)
+            refused = self.opening.refusal(
+                message,
+                self.waiting,
+                list(self.workers.values()),
+                self.retry_after_ms,
+                recovering=self.recovery.under_way(now),
+            )
             if (
                 refused is None
                 and message.grammar is not None
@@ -301,6 +309,7 @@ class Core:
 
     def gateway_gone(self, instance: str, now: float) -> None:
         """Nobody waits for its requests any more."""
+        self.recovery.caught_up(instance)
         self.pins.gateway_gone(instance)
         view = self.ledger.gateways.get(instance)
         self._give_up(view.requests.values() if view else (), now)
@@ -308,6 +317,7 @@ class Core:
     def live(self, gateway: str, message: Live, now: float, incarnation: int = 0) -> LiveReply:
         """What a gateway (this process of it) says it holds, one part of the list at a time."""
         reply, gone = self.ledger.reconcile(gateway, message, incarnation)
+        self.recovery.listed(gateway, message.part, message.parts, complete=not reply.unknown)
         self._give_up(gone, now)
         return reply
 

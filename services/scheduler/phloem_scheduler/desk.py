@@ -108,6 +108,7 @@ class Desk:
     async def run(self) -> None:
         """Lead until cancelled. What was going on is then forgotten here: who leads next is told by the gateways."""
         self.leading = True
+        self.core.recovery.begin((peer.instance for peer in self._presence.peers(Role.GATEWAY)), anyio.current_time())
         try:
             async with anyio.create_task_group() as tasks:
                 self._tasks = tasks

@@ -73,15 +73,25 @@ class Opening:
         self.life.outbox.resend(request, request.told_from)
 
     def refusal(
-        self, message: Open, waiting: int, workers: list[WorkerState], retry_after_ms: Callable[[], int]
+        self,
+        message: Open,
+        waiting: int,
+        workers: list[WorkerState],
+        retry_after_ms: Callable[[], int],
+        recovering: bool,
     ) -> ErrorInfo | None:
-        """Why a new request can't be taken. One that was accepted before, here or by a former leader, is never refused for want of room."""
+        """Why a new request can't be taken. One that was accepted before, here or by a former leader, is never refused for want of room.
+
+        ``recovering``: such requests are coming back just now, and go first.
+        """
         if (problem := malformed(message)) is not None:
             return problem
         if self.draining:
             return ErrorInfo("draining", "the scheduler is shutting down", retry_after_ms=1000)
-        if message.attempt > 1 or message.have or message.cached_tokens >= 0:
+        if message.accepted or message.have or message.cached_tokens >= 0:
             return None
+        if recovering:
+            return ErrorInfo("unavailable", "requests of the former leader are taken back first", retry_after_ms=1000)
         if not workers:
             return ErrorInfo("unavailable", "no worker is ready", retry_after_ms=1000)
         if waiting + message.n > self.settings.max_queued:

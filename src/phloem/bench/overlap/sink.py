@@ -22,6 +22,8 @@ from phloem_proto.messages import (
     GatewayInbox,
     Hello,
     LinkFrame,
+    Live,
+    LiveReply,
     Open,
     OpenReply,
     Output,
@@ -75,6 +77,7 @@ class Sink:
         self._open = dict.fromkeys(rids)
         with anyio.fail_after(timeout_s):
             async with anyio.create_task_group() as tasks:
+                await self.gateway.call(Role.SCHEDULER, self.scheduler, Live(()), LiveReply, timeout=OPEN_S)
                 for rid in rids:
                     ids = pack_ids(rng.randrange(1000, 20000) for _ in range(prompt_tokens))
                     tasks.start_soon(self._open_one, rid, ids, params, rng.getrandbits(32))
