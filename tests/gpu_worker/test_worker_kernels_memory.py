@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import random
+import resource
 from pathlib import Path
 
 import pytest
 import torch
 
+from phloem_gpu_worker.kernels.ahead import Ahead
 from phloem_gpu_worker.kernels.memory import HUGE, LINE, SHARED, Buffers, aligned
 
 THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -107,3 +109,38 @@ def test_small_tensors_lie_in_huge_pages_together() -> None:
     before = huge()
     made = [aligned((HUGE + HUGE // 2,), torch.uint8).fill_(1) for _ in range(64)]
     assert huge() >= before + 0.7 * sum(map(len, made))
+
+
+def faults() -> int:
+    """Pages that the system has given this process when it wrote to them."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+@pytest.mark.parametrize("pages", [7, 3000])
+def test_a_pool_is_ready_before_it_is_written_to(pages: int) -> None:
+    pool = aligned((4, pages, 1024), torch.bfloat16)
+    ahead = Ahead(list(pool), pages)
+    ahead.wait()
+    taken = 0
+    for page in range(pages):
+        ahead.used(page)
+        ahead.wait()
+        before = faults()
+        for head in pool:
+            head[page] = 1
+        taken += faults() - before
+    assert taken <= pages // 20  # 2,000 bytes each: without huge pages 2 of 4 pages would come with a fault
+    assert bool((pool == 1).all())
+
+
+def test_a_page_far_ahead_of_all_others_is_ready_soon_and_none_beyond_the_pool() -> None:
+    beside = aligned((2**20,), torch.uint8)
+    pool = aligned((2, 5000, 1024), torch.bfloat16)
+    ahead = Ahead(list(pool), 5000)
+    for page in (4000, 4999, 4999):
+        ahead.used(page)
+        ahead.wait()
+    before = faults()
+    pool[:, 4000:] = 1
+    assert faults() - before < 100
+    assert not beside.any()

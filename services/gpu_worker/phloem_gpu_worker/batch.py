@@ -49,6 +49,12 @@ class Batch:
     """[S] indices into ``tokens`` of those whose next token is wanted."""
     scores: tuple[ScoreSpan, ...] = field(default=())
 
+    def last_pages(self, page_size: int) -> Ints:
+        """[R], the page to which each row's last token is written."""
+        at = (self.starts + self.counts - 1) // page_size
+        pages: Ints = self.tables[np.arange(len(at)), at]
+        return pages
+
 
 def token_positions(starts: Ints, counts: Ints) -> tuple[Ints, Ints]:
     """For rows of ``counts`` tokens from ``starts`` on: each token's row [T] and position [T]."""

@@ -13,6 +13,7 @@ from .batch import Batch
 from .errors import UnsupportedModel
 from .kernel_sampler import KernelSampler
 from .kernels import abi
+from .kernels.ahead import Ahead
 from .kernels.memory import aligned
 from .kernels.packing import Packed, alternate, alternate_bias, pack
 from .kernels.team import BatchView, Kernels
@@ -185,6 +186,7 @@ class NativeCompute:
         shape = (self.arch.kv_heads, pages + 1, self.arch.head_dim * page_size)
         self._keys = [aligned(shape, self.dtype) for _ in decoder.layers]
         self._values = [aligned(shape, self.dtype) for _ in decoder.layers]
+        self._ahead = Ahead([head for pool in (*self._keys, *self._values) for head in pool], pages + 1)
         parts = zip(decoder.layers, self._keys, self._values, strict=True)
         layers = [layer.struct(keys, values) for layer, keys, values in parts]
         self._layers = (abi.LayerStruct * len(layers))(*layers)
@@ -192,6 +194,7 @@ class NativeCompute:
 
     def hidden(self, batch: Batch, tokens: Tensor) -> Tensor:
         """See `Compute.hidden`."""
+        self._ahead.used(int(batch.last_pages(self.page_size).max()))
         hidden = torch.empty(len(tokens), self.arch.hidden_size, dtype=self.dtype)
         self._kernels.forward(self._model, BatchView(batch, tokens), hidden)
         return hidden
