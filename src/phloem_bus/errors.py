@@ -51,9 +51,14 @@ class HelloRefused(BusError):
 
 
 class ConfigError(Exception):
-    """Raised at start for a setting that can't be used; ``setting`` is the flag's name."""
+    """Raised at start for a setting that can't be used; ``setting`` is the flag's name.
 
-    def __init__(self, setting: str, message: str) -> None:
+    Args:
+        exit_code: of the process: 2 for a setting that is wrong, 1 where what it names is there and can't be used, such as a damaged file.
+    """
+
+    def __init__(self, setting: str, message: str, exit_code: int = 2) -> None:
         super().__init__(f"{setting}: {message}")
         self.setting = setting
         self.message = message
+        self.exit_code = exit_code

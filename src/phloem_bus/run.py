@@ -46,12 +46,12 @@ def describe(error: ConfigError) -> str:
 
 @contextmanager
 def config_errors() -> Iterator[None]:
-    """Turn a `ConfigError` inside into one line on standard error and exit code 2."""
+    """Turn a `ConfigError` inside into one line on standard error and its exit code."""
     try:
         yield
     except ConfigError as error:
         typer.echo(describe(error), err=True)
-        raise typer.Exit(2) from None
+        raise typer.Exit(error.exit_code) from None
 
 
 def add_probe(app: typer.Typer) -> None:
@@ -71,7 +71,7 @@ def run_service(
     """Run a service until it is told to stop; returns the exit code.
 
     Waits for the broker, drains at the first SIGTERM or SIGINT, stops at the second. Codes: 0 drained, 1 failed, 2 a setting can't be
-    used (one line on standard error), 130 interrupted before it was done.
+    used (one line on standard error; 1 if it is what the setting names), 130 interrupted before it was done.
 
     Args:
         service_factory: makes the service; may raise `ConfigError`.
@@ -90,7 +90,7 @@ def run_service(
         setting = _config_error(error)
         if setting is not None:
             typer.echo(describe(setting), err=True)
-            return 2
+            return setting.exit_code
         _log.exception("%s failed", common.role)
         return 1
 

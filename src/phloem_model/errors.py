@@ -13,9 +13,14 @@ def shown(value: Any) -> str:
 class ModelError(Exception):
     """Base of every error of this package; `str(error)` is one line."""
 
+    exit_code = 1
+    """Of a process that can't go on because of it."""
+
 
 class ModelNotFound(ModelError):
     """Raised when a name is neither a known model, nor an existing path, nor a hub id that can be fetched."""
+
+    exit_code = 2
 
 
 class ModelUnavailable(ModelError):

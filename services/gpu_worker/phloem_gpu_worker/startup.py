@@ -62,11 +62,11 @@ def load(config: WorkerConfig, served_name: str, runner: Runner | None = None) -
     try:
         files = resolve(config.model)
     except ModelError as error:
-        raise ConfigError("--model", str(error)) from error
+        raise ConfigError("--model", str(error), error.exit_code) from error
     try:
         runner = _load_runner(config, files)
     except WorkerError as error:
-        raise ConfigError("--model", f"{files.weights}: {error}") from error
+        raise ConfigError("--model", f"{files.weights}: {error}", exit_code=1) from error
     return assemble(config, served_name, runner, files, _desk(files))
 
 

@@ -61,7 +61,7 @@ class GrammarService:
         try:
             files = await ctx.offload(lambda: resolve(self._config.model))
         except ModelError as error:
-            raise ConfigError("--model", str(error)) from error
+            raise ConfigError("--model", str(error), error.exit_code) from error
         tokenizer = TokenizerSource(str(files.tokenizer_json), files.eos_ids, files.tokenizer_digest)
         bounds = Bounds(self._config.compiles, self._config.compiles_waiting, self._config.verdict_cache_mb * MB)
         core = GrammarCore(tokenizer.digest, self._limits, bounds)
@@ -109,7 +109,8 @@ async def _start(runner: Runner, tasks: TaskGroup) -> None:
     try:
         await tasks.start(runner.serve)
     except* SandboxError as group:
-        raise ConfigError("--model", f"the grammar engine can't load its tokenizer: {group.exceptions[0]}") from group
+        message = f"the grammar engine can't load its tokenizer: {group.exceptions[0]}"
+        raise ConfigError("--model", message, exit_code=1) from group
 
 
 async def _leave(presence: Presence) -> None:

@@ -69,7 +69,7 @@ class TokenizerService:
             files = await ctx.offload(lambda: resolve(self._config.model))
             core = await ctx.offload(lambda: TokenizerCore(files, ctx.model))
         except ModelError as error:
-            raise ConfigError("--model", str(error)) from error
+            raise ConfigError("--model", str(error), error.exit_code) from error
         await _Running(self._config, ctx, files, core, self._clock).run()
 
 

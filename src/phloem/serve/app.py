@@ -42,7 +42,7 @@ def serve(settings: ServeSettings, *, log_format: str, log_level: str, drain_s: 
             _log.exception("failed")
             return 1
         print(describe(setting), file=sys.stderr)
-        return 2
+        return setting.exit_code
 
 
 def config_error(error: BaseException) -> ConfigError | None:

@@ -36,4 +36,4 @@ def prepare_model(model: str) -> None:
     except ModelUnavailable:
         raise
     except ModelError as error:
-        raise ConfigError("--model", str(error)) from error
+        raise ConfigError("--model", str(error), error.exit_code) from error
