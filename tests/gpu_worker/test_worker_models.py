@@ -165,6 +165,35 @@ def test_a_rows_logits_are_the_same_bit_for_bit_whatever_is_computed_beside_it(
     assert_rows_are_their_own(load_native(model_folder(name), dtype, kernels(level)))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_row_that_verifies_drafts_computes_what_decoding_does_and_what_is_refused_leaves_no_trace(
+    model_folder: Folder, dtype: torch.dtype
+) -> None:
+    """Three rows of drafts beside one that decodes; the drafts are right up to a place, and from there on the row goes on otherwise."""
+    decoder = load_native(model_folder("llama"), dtype, kernels())
+    texts, wrong = [ids_of(40, seed) for seed in range(4)], ids_of(8, 99)
+    tables = [pages_of(4, 16 * row, 40) for row in range(4)]
+    alone = [
+        make_runner(decoder, PoolSize(4, tokens=512)).forward(batch_of([(ids, 0, table)], every=True)).logits
+        for ids, table in zip(texts, tables, strict=True)
+    ]
+    runner = make_runner(decoder, PoolSize(4, tokens=512))
+    runner.forward(batch_of([(ids[:20], 0, table) for ids, table in zip(texts, tables, strict=True)]))
+    right = [0, 3, 5, 0]
+    rows = [
+        (texts[row][20 : 21 + right[row]] + (wrong[right[row] : 5] if row < 3 else []), 20, tables[row])
+        for row in range(4)
+    ]
+    logits = torch.split(runner.forward(batch_of(rows, every=True)).logits, [len(row[0]) for row in rows])
+    for row in range(4):
+        good = 1 + right[row]
+        assert torch.equal(logits[row][:good], alone[row][20 : 20 + good])
+    rest = [(texts[row][21 + right[row] :], 21 + right[row], tables[row]) for row in range(4)]
+    logits = torch.split(runner.forward(batch_of(rest, every=True)).logits, [len(row[0]) for row in rest])
+    for row in range(4):
+        assert torch.equal(logits[row], alone[row][21 + right[row] :])
+
+
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 def test_helpers_that_come_late_or_not_at_all_change_no_bit(model_folder: Folder, name: str) -> None:
     """More threads than cores: helpers lose theirs in the middle of a task, find it done, and must throw theirs away."""
