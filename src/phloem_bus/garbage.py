@@ -3,7 +3,7 @@
 A full collection looks at every object there is, and nothing else runs meanwhile: some 50 ms in a scheduler or a gateway with 10,000 requests,
 half a second in a scheduler with ten times as many; the interpreter starts one whenever a quarter more objects have come. Our services leave
 no cycles behind, so what they let go of is free without; only the libraries around them may leave some. So full collections are made while
-nothing is live, or else rarely.
+nothing is live, or else rarely, and what the start has made is never looked at.
 """
 
 from __future__ import annotations
@@ -19,6 +19,22 @@ IDLE_S = 60.0
 """Between two full collections while nothing is live."""
 NEVER = 1 << 30
 """Collections of the middle generation before the interpreter makes a full one of its own accord."""
+
+
+def settling(tell: Callable[[bool], None]) -> Callable[[bool], None]:
+    """Passes on whether the service is ready. The first time that it is, what its start has made is taken out of garbage collection for good:
+    modules, a model's vocabulary."""
+    settled = False
+
+    def told(ready: bool) -> None:
+        nonlocal settled
+        if ready and not settled:
+            settled = True
+            gc.collect()
+            gc.freeze()
+        tell(ready)
+
+    return told
 
 
 @contextmanager

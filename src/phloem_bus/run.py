@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import random
 import secrets
@@ -18,6 +17,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 
 from . import log, options
 from .errors import ConfigError
+from .garbage import settling
 from .metrics import TaskCollector
 from .nats import NatsBus
 from .nats_client import Refused
@@ -153,22 +153,6 @@ async def _serve_on(
         ready.set(False)
         with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSE_S):
             await bus.aclose()
-
-
-def settling(tell: Callable[[bool], None]) -> Callable[[bool], None]:
-    """Passes on whether the service is ready. The first time that it is, what its start has made is taken out of garbage collection for good:
-    modules, a model's vocabulary. A full collection looks at every other object there is, and nothing else runs meanwhile."""
-    settled = False
-
-    def told(ready: bool) -> None:
-        nonlocal settled
-        if ready and not settled:
-            settled = True
-            gc.collect()
-            gc.freeze()
-        tell(ready)
-
-    return told
 
 
 async def _connect(common: options.CommonOptions, wait: bool) -> NatsBus:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from phloem_bus.run import settling
+from phloem_bus.garbage import settling
 from tests.ports import free_port
 
 from .server import NatsServer
