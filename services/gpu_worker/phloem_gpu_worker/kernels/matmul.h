@@ -10,6 +10,7 @@
 #pragma once
 
 #include <algorithm>
+#include <limits>
 
 #include "abi.h"
 #include "board.h"
@@ -119,9 +120,11 @@ inline Pairs pairs_of_int4(const uint16_t* p, int step) {
 #endif
 }
 
-// How a group of a block becomes pairs: `load(pairs, k)` gives both halves of its k-th pair of inputs.
+// How a group of a block becomes pairs: `pairs(k, ...)` gives both halves of its k-th pair of inputs. `fetched_from`: rows from which groups are
+// asked for before their turn.
 struct Int8Group {
     const int8_t* at;
+    static constexpr int fetched_from = AHEAD_FROM;
     static constexpr size_t size = GROUP * BLOCK;
     inline void pairs(int k, Pairs& low, Pairs& high) const {
         low = pairs_of_int8(at + size_t(k) * 2 * BLOCK);
@@ -131,6 +134,7 @@ struct Int8Group {
 
 struct Int4Group {
     const uint8_t* at;
+    static constexpr int fetched_from = 1;
     static constexpr size_t size = GROUP * BLOCK / 2;
     inline void pairs(int k, Pairs& low, Pairs& high) const {
         const uint16_t* words = reinterpret_cast<const uint16_t*>(at) + size_t(k / 4) * 2 * BLOCK;
@@ -141,28 +145,29 @@ struct Int4Group {
 
 struct WidenedGroup {
     const bf16* at;
+    static constexpr int fetched_from = MOST_ROWS + 1;  // it was just made
+    static constexpr size_t size = GROUP * BLOCK * sizeof(bf16);
     inline void pairs(int k, Pairs& low, Pairs& high) const {
         low = load_pairs(at + size_t(k) * 2 * BLOCK);
         high = load_pairs(at + size_t(k) * 2 * BLOCK + BLOCK);
     }
 };
 
-// One group of inputs of one block: its product, scaled, on top of `out` f32 [R][out_stride]. (Sums of all groups wait in memory: with those of
-// the group they would not fit into the registers.) `totals` are the sums of each row's inputs in the group, needed where there are offsets.
+// One group of inputs of one block: its product, scaled, on top of `sums`. `totals` are the sums of each row's inputs in the group, needed where
+// there are offsets.
 template <int R, class Group>
 inline void product_group(
-    const Group& group, const half* scales, const half* offsets, const bf16* x, int stride, const float* totals, int totals_stride, float* out,
-    int out_stride) {
+    Sums<R>& sums, const Group& group, const half* scales, const half* offsets, const Rows<R, bf16>& rows, int first, const float* totals,
+    int totals_stride) {
     Sums<R> part;
     part.clear();
-    const Rows<R, bf16> rows(x, stride);
 #pragma GCC unroll 16
     for (int k = 0; k < GROUP / 2; k++) {
         Pairs low, high;
         group.pairs(k, low, high);
 #pragma GCC unroll 12
         for (int r = 0; r < R; r++) {
-            const Pairs mine = same_pair(rows[r] + 2 * k);
+            const Pairs mine = same_pair(rows[r] + first + 2 * k);
             part.at[r][0] = dot(part.at[r][0], low, mine);
             part.at[r][1] = dot(part.at[r][1], high, mine);
         }
@@ -172,9 +177,8 @@ inline void product_group(
         const F16 offset = offsets == nullptr ? zero() : load_half(offsets + h * LANES);
 #pragma GCC unroll 12
         for (int r = 0; r < R; r++) {
-            float* to = out + size_t(r) * out_stride + h * LANES;
-            const F16 sum = fma(part.at[r][h], scale, load(to));
-            store(to, offsets == nullptr ? sum : fma(set1(totals[size_t(r) * totals_stride]), offset, sum));
+            const F16 sum = fma(part.at[r][h], scale, sums.at[r][h]);
+            sums.at[r][h] = offsets == nullptr ? sum : fma(set1(totals[size_t(r) * totals_stride]), offset, sum);
         }
     }
 }
@@ -208,19 +212,36 @@ void block_plain(const PhloemLinear& w, int block, const Inputs& x, int row, flo
     sums.put(out, out_stride);
 }
 
+// Few bytes keep a core busy for long, and what fetches them by itself does not look so far ahead (int4: one row 38 -> 25 ns a group, eight rows
+// 100 -> 88). With few rows a core misses int8 as it misses bf16, and asking only takes time.
+constexpr int GROUPS_AHEAD = 8;
+
+// Not a call: the compiler drops calls of what only fetches, since they have no effect that it knows of.
+[[gnu::always_inline]] inline void fetch_lines(const void* from, size_t bytes) {
+    for (size_t at = 0; at < bytes; at += LINE_BYTES) __builtin_prefetch(static_cast<const char*>(from) + at);
+}
+
 template <int R, class Group, class At>
 void block_grouped(const PhloemLinear& w, int block, const Inputs& x, int row, float* out, int out_stride, At group_at) {
-    for (int r = 0; r < R; r++) std::fill(out + size_t(r) * out_stride, out + size_t(r) * out_stride + BLOCK, 0.0f);
-    const int groups = w.inputs / GROUP;
+    Sums<R> sums;
+    sums.clear();
+    const int groups = w.inputs / GROUP, totals_stride = x.stride / GROUP;
     const half* scales = w.scales + size_t(block) * groups * BLOCK;
     const half* offsets = w.offsets == nullptr ? nullptr : w.offsets + size_t(block) * groups * BLOCK;
-    const bf16* rows = static_cast<const bf16*>(x.rows) + size_t(row) * x.stride;
-    const int totals_stride = x.stride / GROUP;
     const float* totals = x.totals == nullptr ? nullptr : x.totals + size_t(row) * totals_stride;
-    for (int g = 0; g < groups; g++)
+    const Rows<R, bf16> rows(static_cast<const bf16*>(x.rows) + size_t(row) * x.stride, x.stride);
+    for (int g = 0; g < groups; g++) {
+        if constexpr (R >= Group::fetched_from) {
+            const size_t next = size_t(g + GROUPS_AHEAD) * BLOCK;
+            fetch_lines(group_at(g + GROUPS_AHEAD), Group::size);
+            fetch_lines(scales + next, BLOCK * sizeof(half));
+            if (offsets != nullptr) fetch_lines(offsets + next, BLOCK * sizeof(half));
+        }
         product_group<R>(
-            Group{group_at(g)}, scales + size_t(g) * BLOCK, offsets == nullptr ? nullptr : offsets + size_t(g) * BLOCK,
-            rows + size_t(g) * GROUP, x.stride, totals == nullptr ? nullptr : totals + g, totals_stride, out, out_stride);
+            sums, Group{group_at(g)}, scales + size_t(g) * BLOCK, offsets == nullptr ? nullptr : offsets + size_t(g) * BLOCK, rows, g * GROUP,
+            totals == nullptr ? nullptr : totals + g, totals_stride);
+    }
+    sums.put(out, out_stride);
 }
 
 // A block of a quantised weight as bf16 [inputs / 2][32][2], for the many rows that follow.
@@ -254,7 +275,13 @@ void block_quantised(const PhloemLinear& w, int block, const bf16* widened, cons
 }
 
 constexpr int CHUNK = 240;  // rows whose inputs stay in a core's cache while the blocks of a weight pass by
-constexpr int WIDEN_FROM = MOST_AT_ONCE + 1;  // rows from which a quantised block is widened once instead of in every tile
+// Rows from which a quantised block is widened once instead of in every tile. Not where widening is two instructions: what it writes does not fit
+// into the nearest cache, and reading that takes longer (16 rows 20.4 -> 16.5 ms without, 256 196 -> 184).
+#if defined(PHLOEM_BF16_DOT)
+constexpr int WIDEN_FROM = std::numeric_limits<int>::max();
+#else
+constexpr int WIDEN_FROM = MOST_AT_ONCE + 1;
+#endif
 
 // The outputs of blocks [from, to) of a product of `rows` rows, `unit` blocks at a time (2 where gate and up alternate), the last first if
 // `backwards`: then those before them are next.
