@@ -327,6 +327,8 @@ class Gateway:
 
     async def _open_again(self, live: Live, until: float) -> None:
         """Open elsewhere with what we hold; a request that can't be opened in time ends with an error."""
+        if live.rid not in self.core.live:
+            return  # its client left while it waited for its turn
         try:
             await self.opener.open(live, until - anyio.current_time(), persistent=True)
         except ApiError as error:

@@ -24,7 +24,7 @@ class Ahead:
     """Keeps a pool's memory ready at least half a huge page of each head beyond the last page used.
 
     Args:
-        heads: uint8-contiguous parts of a pool, each with all of its pages, one after another.
+        heads: contiguous parts of a pool, each with all of its pages, one after another.
         pages: in each.
     """
 
@@ -43,7 +43,8 @@ class Ahead:
             return
         if self._thread is not None and self._thread.is_alive():
             return
-        first, self._ready = self._ready, min(self._pages, max(self._ready, page) + self._at_once)
+        first = max(self._ready, page)
+        self._ready = min(self._pages, first + self._at_once)
         self._thread = threading.Thread(target=self._touch, args=(first, self._ready), name="pool memory", daemon=True)
         self._thread.start()
 
