@@ -59,7 +59,7 @@ def test_two_workers_share_the_traffic_and_each_group_stays_where_it_is_cached(r
     assert all(worker["placed"] > 0 and worker["pages_cached"] > 0 for worker in workers)
     assert sum(worker["share"] for worker in workers) == pytest.approx(1, abs=0.01)
     # A group's 160 bytes are ten pages. Spread over two workers, each would have to compute every group's once: four groups more.
-    # A single one may be computed again where a machine that is busy makes a worker look slow for a moment.
+    # On a busy machine a single one was seen to be computed again.
     nothing_held(running)
     eventually(
         lambda: (
