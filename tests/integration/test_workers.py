@@ -58,12 +58,11 @@ def test_two_workers_share_the_traffic_and_each_group_stays_where_it_is_cached(r
     assert len(workers) == 2
     assert all(worker["placed"] > 0 and worker["pages_cached"] > 0 for worker in workers)
     assert sum(worker["share"] for worker in workers) == pytest.approx(1, abs=0.01)
-    # A group's 160 bytes are ten pages. Spread over two workers, each would have to compute every group's once: four groups more.
-    # On a busy machine a single one was seen to be computed again.
+    # A group's 160 bytes are ten pages. Spread over two workers, each would have to compute every group's once.
     nothing_held(running)
     eventually(
         lambda: (
-            gauge(running, "phloem_scheduler_cached_tokens_total") - before >= 140 * len(texts)
+            gauge(running, "phloem_scheduler_cached_tokens_total") - before >= 150 * len(texts)
             or gauge(running, "phloem_scheduler_cached_tokens_total") - before
         ),
         5,

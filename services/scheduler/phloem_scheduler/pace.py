@@ -66,6 +66,11 @@ class Pace:
         each = min(self._slope, most) or most
         return mean_y - each * mean_x, each
 
+    @property
+    def learnt(self) -> bool:
+        """Whether steps of different sizes have shown what a token costs: before, all of a step's time is blamed on its tokens."""
+        return self._slope > 0
+
     def tokens_within(self, milliseconds: float, decode_rows: int) -> int:
         """Known tokens that a step may take beside so many decode rows to last about so long.
 

@@ -101,8 +101,12 @@ class Placement:
 
 
 def paces(workers: Iterable[WorkerState]) -> dict[WorkerState, float]:
-    """Milliseconds per token. A worker that has not been measured yet is taken to be as fast as the others are on average."""
+    """Milliseconds per token. A worker of which that has not been learnt yet is taken to be as fast as the others are on average.
+
+    While it has been learnt of none, what was measured of each counts: time that steps take without tokens is blamed on tokens everywhere then.
+    """
     measured = {worker: worker.pace.line()[1] for worker in workers}
-    known = [each for each in measured.values() if each > 0]
-    usual = sum(known) / len(known) if known else 1.0
-    return {worker: each if each > 0 else usual for worker, each in measured.items()}
+    learnt = {worker: each for worker, each in measured.items() if worker.pace.learnt}
+    known = learnt or {worker: each for worker, each in measured.items() if each > 0}
+    usual = sum(known.values()) / len(known) if known else 1.0
+    return {worker: known.get(worker, usual) for worker in measured}
