@@ -24,7 +24,7 @@ from .nats_client import Refused
 from .process import ReadyFile, Signals, Threads, metrics_server, probe
 from .service import Service, ServiceContext
 
-__all__ = ["add_probe", "config_errors", "probe", "run_service"]
+__all__ = ["add_probe", "config_error", "config_errors", "probe", "run_service"]
 
 T = TypeVar("T")
 
@@ -87,7 +87,7 @@ def run_service(
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        setting = _config_error(error)
+        setting = config_error(error)
         if setting is not None:
             typer.echo(describe(setting), err=True)
             return setting.exit_code
@@ -95,12 +95,12 @@ def run_service(
         return 1
 
 
-def _config_error(error: BaseException) -> ConfigError | None:
+def config_error(error: BaseException) -> ConfigError | None:
     """The `ConfigError` that this is, or that some task group wrapped."""
     if isinstance(error, ConfigError):
         return error
     if isinstance(error, BaseExceptionGroup):
-        return next((found for inner in error.exceptions if (found := _config_error(inner)) is not None), None)
+        return next((found for inner in error.exceptions if (found := config_error(inner)) is not None), None)
     return None
 
 

@@ -9,9 +9,8 @@ from pathlib import Path
 import anyio
 
 from phloem_bus import log
-from phloem_bus.errors import ConfigError
 from phloem_bus.process import ReadyFile, Signals
-from phloem_bus.run import describe, race
+from phloem_bus.run import config_error, describe, race
 from phloem_gateway.listening import address
 from phloem_gateway.service import GatewayService
 
@@ -43,13 +42,6 @@ def serve(settings: ServeSettings, *, log_format: str, log_level: str, drain_s: 
             return 1
         print(describe(setting), file=sys.stderr)
         return setting.exit_code
-
-
-def config_error(error: BaseException) -> ConfigError | None:
-    """The `ConfigError` that this is, or that some task group wrapped."""
-    if isinstance(error, BaseExceptionGroup):
-        return next((found for inner in error.exceptions if (found := config_error(inner)) is not None), None)
-    return error if isinstance(error, ConfigError) else None
 
 
 async def _run(settings: ServeSettings, drain_s: float, ready: ReadyFile) -> int:
