@@ -146,7 +146,6 @@ struct Int4Group {
 struct WidenedGroup {
     const bf16* at;
     static constexpr int fetched_from = MOST_ROWS + 1;  // it was just made
-    static constexpr size_t size = GROUP * BLOCK * sizeof(bf16);
     inline void pairs(int k, Pairs& low, Pairs& high) const {
         low = load_pairs(at + size_t(k) * 2 * BLOCK);
         high = load_pairs(at + size_t(k) * 2 * BLOCK + BLOCK);
