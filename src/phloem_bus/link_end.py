@@ -15,13 +15,15 @@ from phloem_proto.messages import LinkFrame, Message, Profile
 from phloem_proto.subjects import Role
 
 from .errors import BusError, Disconnected, LinkClosed, PayloadTooLarge
-from .link_core import LinkCore
+from .link_core import ACK_S, LinkCore
 from .node import Node
 
 _log = logging.getLogger("phloem.bus")
 
 FRAME_OVERHEAD = 512
 """More bytes than envelope, sender and numbers of a frame can take."""
+BUSY_S = 0.1
+"""After a frame has come, more are expected for this long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,7 @@ class Link:
         self._state = "opening"
         self._wake = anyio.Event()
         self._sleeps_until = float("-inf")
+        self._heard_at = float("-inf")
         self._farewell = False
 
     def __repr__(self) -> str:
@@ -137,7 +140,8 @@ class Link:
 
     def receive(self, frame: LinkFrame) -> None:
         """Take in a frame of this session and apply what is in order."""
-        trouble = self._core.receive(frame.seq, frame.ack, frame.body, anyio.current_time(), self._patience())
+        self._heard_at = anyio.current_time()
+        trouble = self._core.receive(frame.seq, frame.ack, frame.body, self._heard_at, self._patience())
         if trouble:
             self._node.refuse(trouble)
         self._deliver()
@@ -159,12 +163,18 @@ class Link:
             if reason is not None:
                 self._end(self, reason)
                 break
-            self._sleeps_until = self._core.due() if self._state == "open" else float("inf")
+            self._sleeps_until = self._rests_until() if self._state == "open" else float("inf")
             with anyio.CancelScope(deadline=self._sleeps_until):
                 await self._wake.wait()
             self._sleeps_until = float("-inf")
         if self._farewell:
             await self._send(LinkFrame(self.session, self.term, 0, 0, 0, reset=True))
+
+    def _rests_until(self) -> float:
+        """When something is due. While frames come, no later than the next one's acknowledgement may be, so that none of them has to wake us."""
+        now = anyio.current_time()
+        soon = now + ACK_S if now < self._heard_at + BUSY_S else float("inf")
+        return min(self._core.due(), soon)
 
     def _deliver(self) -> None:
         while self._state == "open" and (body := self._core.take()) is not None:

@@ -55,14 +55,13 @@ class Mailbox:
 
     async def receive(self) -> RawMessage:
         """The next message; a cancelled wait loses none. Raises ``anyio.EndOfStream`` once closed and empty."""
-        await checkpoint()
-        while True:
-            try:
-                return self.receive_nowait()
-            except anyio.WouldBlock:
-                if self._arrived is None:
-                    self._arrived = anyio.Event()
-                await self._arrived.wait()
+        if self._items or self.closed:
+            await checkpoint()
+        while not (self._items or self.closed):
+            if self._arrived is None:
+                self._arrived = anyio.Event()
+            await self._arrived.wait()
+        return self.receive_nowait()
 
     def __aiter__(self) -> Mailbox:
         return self

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any
 
 import anyio
 import nats.errors
@@ -287,9 +286,6 @@ class NatsBus:
     # --- what the client calls ---
 
     async def _on_error(self, error: Exception) -> None:
-        if isinstance(error, nats.errors.SlowConsumerError):
-            self._count_drop(error)
-            return
         forbidden = violation(error)
         if forbidden is None:
             _log.debug("nats-py: %s", error)
@@ -302,9 +298,3 @@ class NatsBus:
         if forbidden not in self._complaints and len(self._complaints) < _COMPLAINTS:
             self._complaints[forbidden] = None
             _log.error("the broker forbids this user a %s to %s", kind, subject)
-
-    def _count_drop(self, error: Any) -> None:
-        """nats-py's own buffer ran over before our task got its turn: the same loss as in our mailbox, so the same counter."""
-        for mailbox in self._mailboxes:
-            if mailbox.handle is error.sub:
-                mailbox.dropped += 1

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import anyio
 import nats.errors
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 from nats.protocol import parser
 
 from .errors import ConfigError, Disconnected
@@ -135,6 +136,7 @@ class _Client(Client):
     def __init__(self, shows_certificate: bool) -> None:
         super().__init__()
         self._shows_certificate = shows_certificate
+        self._writes = False
 
     def _connect_command(self) -> bytes:
         """The first thing said to a server, after TLS if there is any. Where TLS is asked for, it is a condition."""
@@ -145,15 +147,41 @@ class _Client(Client):
         return super()._connect_command()
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
-        """Take in a message: subjects as text, whatever bytes they are, and no headers but those that the server makes; we use none."""
+        """Hand a message to its subscription's callback here and now: ours put it down and return, and need no queue and no task.
+
+        Subjects are text, whatever bytes they are, and there are no headers but those that the server makes; we use none.
+        """
+        subscription = self._subs.get(sid)
+        if subscription is None or subscription._cb is None:
+            return
         nobody = not data and headers is not None and headers.startswith(_NO_RESPONDERS)
-        kept = _NO_RESPONDERS + b"\r\n" if nobody else b""
-        await super()._process_msg(sid, _text(subject), _text(reply), data, kept)
+        status = {"Status": "503"} if nobody else None
+        await subscription._cb(Msg(self, _text(subject), _text(reply), data, status))
+
+    async def _flush_pending(self, force_flush: bool = False) -> None:
+        """Write what is pending at the end of this turn of the loop. While the socket takes no more, nats-py's task waits for it."""
+        if force_flush or self._transport is None or _unsent(self._transport):
+            await super()._flush_pending(force_flush)
+        elif not self._writes:
+            self._writes = True
+            asyncio.get_running_loop().call_soon(self._write)
+
+    def _write(self) -> None:
+        self._writes = False
+        if self._pending_data_size > 0 and self.is_connected and self._transport is not None:
+            pending, self._pending, self._pending_data_size = self._pending, [], 0
+            self._transport.writelines(pending)
 
 
-def _text(subject: bytes) -> bytes:
+def _unsent(transport: Any) -> int:
+    """Bytes that the socket has not taken yet."""
+    waiting: int = transport._io_writer.transport.get_write_buffer_size()
+    return waiting
+
+
+def _text(subject: bytes) -> str:
     """``subject`` with a mark in the place of what is no UTF-8: nobody listens or answers there."""
-    return subject.decode("utf-8", "replace").encode()
+    return subject.decode("utf-8", "replace")
 
 
 async def open_client(

@@ -204,19 +204,6 @@ def test_a_reader_that_broke_is_noticed_and_replaced(nats_server: NatsServer, mo
     run(test)
 
 
-def test_what_nats_py_drops_itself_is_counted_with_the_rest(nats_server: NatsServer) -> None:
-    async def test() -> None:
-        async with connected(NatsOptions(nats_server.url)) as bus:
-            subscription = await bus.subscribe("dropped")
-            handle = bus._mailboxes[0].handle
-            assert handle is not None
-            handle._pending_bytes_limit = 1
-            await bus.publish("dropped", b"too much")
-            await until(lambda: subscription.dropped == 1)
-
-    run(test)
-
-
 def test_payload_at_the_limit_keeps_the_connection(nats_server: NatsServer) -> None:
     async def test() -> None:
         async with connected(NatsOptions(nats_server.url)) as bus:
