@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+from phloem_gpu_worker.burner import Burner
 from phloem_gpu_worker.core import Limits, WorkerCore
 from phloem_gpu_worker.grammar_desk import GrammarDesk
 from phloem_gpu_worker.launched import Launched
@@ -417,3 +418,23 @@ def test_the_stand_in_runs_back_to_back_in_order_and_tells_how_idle_it_was() -> 
     assert fresh.idle_ms == 0.0  # nobody was there to be kept waiting
     runner.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "phloem-stand-in"]
+
+
+def test_a_stand_in_that_burns_computes_at_launch_on_all_its_threads() -> None:
+    step_s, steps = 0.01, 10
+    runner = StandInRunner(0.0, Burner(step_s, 2), pages=64, context_length=256, vocab_size=1000)
+    core = WorkerCore(runner, Limits(slots=4), (), 256, None)
+    assert not runner.asynchronous
+    core.execute(Plan(1, pack_ids([3]), pack_ids([2]), opens=(open_of(3, [7, 8]),)))
+    own, team = time.thread_time(), time.process_time()
+    results = [core.execute(Plan(2 + step, pack_ids([3]), pack_ids([0]))) for step in range(steps)]
+    own, team = time.thread_time() - own, time.process_time() - team
+    assert 0.3 * steps * step_s < own < 3 * steps * step_s  # cores run at what speed they like
+    assert team > 1.1 * own  # the helper burns too
+    assert sum(result.forward_ms for result in results) >= 0.3 * steps * step_s * 1e3
+    began = time.perf_counter()
+    time.sleep(0.03)
+    assert core.execute(Plan(12, pack_ids([3]), pack_ids([0]))).idle_ms >= 30
+    assert time.perf_counter() - began >= 0.03 + 0.3 * step_s
+    runner.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("phloem-burner")]

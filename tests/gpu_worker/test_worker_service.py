@@ -159,6 +159,9 @@ def test_drain_waits_for_live_sequences_then_says_goodbye() -> None:
         ("--threads", {"threads": -1}),
         ("--model", {"model": " "}),
         ("--model", {"model": "stand-in:fast"}),
+        ("--model", {"model": "stand-in:8:melt"}),
+        ("--model", {"model": "stand-in:0:burn"}),
+        ("--model", {"model": "stand-in:nan"}),
     ],
 )
 def test_a_setting_that_cannot_be_used_is_named(setting: str, values: dict[str, Any]) -> None:

@@ -16,6 +16,16 @@ QUANTISATIONS = ("none", "int8", "int4", "stored")
 """How matrices are held: in the model's dtype, rounded to 8 or 4 bits, or as the file has them."""
 STAND_IN = "stand-in:"
 """Prefix of a model that is none: ``stand-in:8`` takes 8 ms per step and draws hashes."""
+STAND_INS = ("sleep", "burn")
+"""What a stand-in does meanwhile; ``stand-in:8:burn`` keeps the cores as busy as a model on the CPU would."""
+
+
+@dataclass(frozen=True, slots=True)
+class StandIn:
+    """A device without a model."""
+
+    step_s: float
+    burns: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +33,7 @@ class WorkerConfig:
     """What an operator may set; see ``--help`` for the flags of the same names."""
 
     model: str = "smollm2"
-    """A name, path or hub id as `phloem_model.resolve` takes it, or ``stand-in:MS``."""
+    """A name, path or hub id as `phloem_model.resolve` takes it, or ``stand-in:MS[:burn]``."""
     dtype: str = "auto"
     """Of weights and KV. auto = bfloat16 where the hardware multiplies it, else float32."""
     device: str = "auto"
@@ -84,15 +94,21 @@ class WorkerConfig:
                 parse_cores(self.cores)
             except ValueError as error:
                 raise ConfigError("--cores", str(error)) from None
-        _check(self.stand_in_s is None or 0 <= self.stand_in_s <= 10, "--model", "stand-in steps take 0 to 10000 ms")
+        stand_in = self.stand_in
+        if stand_in is not None:
+            _check(0 <= stand_in.step_s <= 10, "--model", "stand-in steps take 0 to 10000 ms")
+            _check(stand_in.step_s > 0 or not stand_in.burns, "--model", "a stand-in that burns needs more than 0 ms")
 
     @property
-    def stand_in_s(self) -> float | None:
-        """Step time in seconds if the model is a stand-in. Raises `ConfigError` if it is not a number."""
+    def stand_in(self) -> StandIn | None:
+        """The stand-in that the model is, if it is one. Raises `ConfigError` for one that is written wrongly."""
         if not self.model.startswith(STAND_IN):
             return None
+        duration, colon, kind = self.model.removeprefix(STAND_IN).partition(":")
+        good = not colon or kind in STAND_INS
+        _check(good, "--model", f"behind stand-in:MS comes one of {', '.join(STAND_INS)}, not {kind!r}")
         try:
-            return float(self.model.removeprefix(STAND_IN)) / 1e3
+            return StandIn(float(duration) / 1e3, kind == "burn")
         except ValueError:
             raise ConfigError("--model", f"stand-in:MS needs a number of milliseconds, not {self.model!r}") from None
 

@@ -9,6 +9,7 @@ the one before is still being computed: what it needs of that is on the device (
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -102,8 +103,11 @@ class WorkerCore:
         unread = unread[self.slots.unread[unread] > 0]
         return not any((held := self.slots.special[slot]) is not None and held.constrained for slot in unread.tolist())
 
-    def begin(self, plan: Plan) -> Launched:
+    def begin(self, plan: Plan, launching: Callable[[], None] = lambda: None) -> Launched:
         """Apply a plan and launch its step, if `may_begin`. The draw is launched too, unless it has to be left to `draw`.
+
+        Args:
+            launching: called when all is ready for the forward pass; not at all if there is none.
 
         Raises:
             BadPlan: it does not fit what the slots hold. The session is then void; what was launched before can still be finished.
@@ -116,7 +120,7 @@ class WorkerCore:
         waiting = self._see_who_draws(step)
         run = step.drawing if rows.named.only_decode else extending_or(rows, step.drawing)
         if len(run):
-            self._forward(step, run)
+            self._forward(step, run, launching)
             if not step.late and not (step.constrained and self.runner.asynchronous):
                 self.draw(step)
         elif waiting and self.desk is not None and not self._launched:
@@ -218,11 +222,12 @@ class WorkerCore:
             waiting.append(slot)
         return state is State.READY
 
-    def _forward(self, step: Launched, run: Ints) -> None:
+    def _forward(self, step: Launched, run: Ints, launching: Callable[[], None]) -> None:
         rows, slots = step.rows, self.slots
         batch = lay_out(rows, slots, run, step.drawing)
         if self.desk is not None and step.constrained:
             self.desk.begin([slot for slot in step.constrained if not slots.unread[slot]])
+        launching()
         step.forward = self.runner.forward(batch)
         at = rows.slots if run is rows.named.numbers else rows.slots[run]
         slots.committed[at] = np.maximum(slots.committed[at], batch.starts + batch.counts)

@@ -57,8 +57,10 @@ class ThreadDevice:
 
     def __init__(self, core: WorkerCore) -> None:
         self._inbox: queue.SimpleQueue[Order | Reset | _Signal] = queue.SimpleQueue()
-        self._pipeline = Pipeline(core, lambda: self._inbox.put(_DONE))
+        self._pipeline = Pipeline(core, lambda: self._inbox.put(_DONE), self._tell)
+        self._computes_at_launch = not core.runner.asynchronous
         self._reports: deque[Report] = deque()
+        self._untold = False
         self._broken: Exception | None = None
         self._ours, self._theirs = socket.socketpair()
         self._ours.setblocking(False)
@@ -97,7 +99,9 @@ class ThreadDevice:
                 done = self._pipeline.turn()
                 if not isinstance(done, Turn):
                     self._reports.append(done)
-                    self._wake()
+                    self._untold = True
+                if not (self._computes_at_launch and len(self._pipeline)):
+                    self._tell()
             self._pipeline.close()
         except Exception as error:  # nobody else would see it
             self._broken = error
@@ -113,6 +117,16 @@ class ThreadDevice:
                 self._pipeline.take(item)
             block = False
         return True
+
+    def _tell(self) -> None:
+        """Have the event loop take the reports.
+
+        Where a step is computed as it is launched, this waits until the next one is ready for that: the loop's work then goes on beside the
+        kernels, and not in this thread's way, with which it shares the interpreter.
+        """
+        if self._untold:
+            self._untold = False
+            self._wake()
 
     def _wake(self) -> None:
         try:

@@ -75,11 +75,15 @@ class Pipeline:
     Args:
         core: what carries them out.
         wake: called from any thread when a launched step is done.
+        launching: called within `turn` when all is ready for a forward pass.
     """
 
-    def __init__(self, core: WorkerCore, wake: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, core: WorkerCore, wake: Callable[[], None] = lambda: None, launching: Callable[[], None] = lambda: None
+    ) -> None:
         self._core = core
         self._wake = wake
+        self._launching = launching
         self._most = AHEAD if core.runner.asynchronous else 1
         self._orders: deque[Order | Reset] = deque()
         self._steps: deque[Launched | Done] = deque()
@@ -148,7 +152,7 @@ class Pipeline:
         try:
             if not self._core.may_begin(plan):
                 return False
-            step = self._core.begin(plan)
+            step = self._core.begin(plan, self._launching)
         except Exception as error:
             self._steps.append(self._failed_with(plan.step, error, self._core.whose(plan)))
         else:

@@ -3,6 +3,8 @@
 It behaves as a GPU does: launching returns at once, steps run back to back in the order of their launch, and a step begins when the one
 before has ended or when it is launched, whichever is later. Only the news of a step's end is as late as a sleeping thread wakes; the
 device's own time line is exact.
+
+With a `Burner` it behaves as the CPU does instead: a step is computed at its launch, on the cores that everybody else needs too.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .batch import Batch, Ints
+from .burner import Burner
 from .draws import FINE, Drawn, Wanted
 from .logprobs import Scores, unscored
 from .runner import Capacity, Finished
@@ -39,12 +42,15 @@ class StandInRunner:
 
     Args:
         step_s: duration of a forward pass in seconds, whatever its rows; with 0 it computes at launch, as the CPU does.
+        burner: takes the place of ``step_s``: what computes a step at its launch.
         pages, page_size, context_length, vocab_size: what it claims to be.
     """
 
     def __init__(
         self,
         step_s: float,
+        burner: Burner | None = None,
+        /,
         *,
         pages: int = 8192,
         page_size: int = 16,
@@ -52,6 +58,7 @@ class StandInRunner:
         vocab_size: int = 49152,
     ) -> None:
         self._step_s = step_s
+        self._burner = burner
         self._capacity = Capacity(pages, page_size, context_length, vocab_size, "none", "stand-in")
         self._newest: dict[int, int] = {}
         """By slot, the token that was drawn last. Bounded by the worker's slots."""
@@ -64,27 +71,26 @@ class StandInRunner:
 
     @property
     def asynchronous(self) -> bool:
-        return self._step_s > 0
+        return self._step_s > 0 and self._burner is None
 
     def forward(self, batch: Batch) -> _Forward:
         """Occupy the device for the time of a step. Prompt scores are NaN."""
         now = time.perf_counter()
         before = now if self._free_at is None else self._free_at
         began = max(now, before)
-        self._free_at = began + self._step_s
         at = batch.logits_at
         ids = next_token(self._known(batch.tokens[at]), batch.positions[at], self._capacity.vocab_size)
         scores = tuple(unscored(span.targets, span.top) for span in batch.scores)
-        return _Forward(ids, scores, began - before, began, self._free_at)
+        self._free_at = ended = self._end_of(began)
+        return _Forward(ids, scores, began - before, began, ended)
 
     def draw(self, forward: _Forward, wanted: Wanted | None) -> Future[Finished]:
         """End the step; a draw itself takes no time."""
-        now = time.perf_counter()
         assert self._free_at is not None
-        drawn_at = max(now, self._free_at) if self.asynchronous else now
-        late_s = drawn_at - forward.ended if self.asynchronous else 0.0
+        drawn_at = max(time.perf_counter(), self._free_at)
+        late_s = drawn_at - forward.ended
         self._free_at = drawn_at
-        busy_s = drawn_at - forward.began - late_s
+        busy_s = forward.ended - forward.began
         finished = Finished(self._drawn(forward, wanted), forward.scores, busy_s * 1e3, (forward.gap_s + late_s) * 1e3)
         if self.asynchronous:
             return self._waiter.submit(drawn_at, lambda: finished)
@@ -101,6 +107,16 @@ class StandInRunner:
 
     def close(self) -> None:
         self._waiter.close()
+        if self._burner is not None:
+            self._burner.close()
+
+    def _end_of(self, began: float) -> float:
+        """When a step that begins then has been computed; what computes at launch has done so when this returns."""
+        if self.asynchronous:
+            return began + self._step_s
+        if self._burner is not None:
+            self._burner.burn()
+        return time.perf_counter()
 
     def _known(self, tokens: Ints) -> Ints:
         """``tokens`` with those filled in that were still being drawn when the batch was laid out."""

@@ -12,8 +12,9 @@ from phloem_bus.errors import ConfigError
 from phloem_model import ModelError, ModelFiles, resolve
 from phloem_proto.messages import Profile, WorkerProfile
 
+from .burner import Burner
 from .choices import Computing, Threads, pick_kernels, pick_pool, pick_threads, without_kernels
-from .config import WorkerConfig
+from .config import StandIn, WorkerConfig
 from .core import Limits, WorkerCore
 from .decoder import Decoder, build
 from .errors import WorkerError
@@ -55,8 +56,8 @@ def load(config: WorkerConfig, served_name: str, runner: Runner | None = None) -
     Raises:
         ConfigError: the model or the device can't be used; names the setting.
     """
-    if runner is None and config.stand_in_s is not None:
-        runner = StandInRunner(config.stand_in_s, page_size=config.page_size)
+    if runner is None and config.stand_in is not None:
+        runner = _stand_in(config, config.stand_in)
     if runner is not None:
         return _without_model(config, served_name, runner)
     try:
@@ -68,6 +69,14 @@ def load(config: WorkerConfig, served_name: str, runner: Runner | None = None) -
     except WorkerError as error:
         raise ConfigError("--model", f"{files.weights}: {error}", exit_code=1) from error
     return assemble(config, served_name, runner, files, _desk(files))
+
+
+def _stand_in(config: WorkerConfig, stand_in: StandIn) -> Runner:
+    if not stand_in.burns:
+        return StandInRunner(stand_in.step_s, page_size=config.page_size)
+    threads = pick_threads(config)
+    _log.info("a stand-in burns with %d threads (%s)", threads.count, threads.reason)
+    return StandInRunner(0.0, Burner(stand_in.step_s, threads.count), page_size=config.page_size)
 
 
 def _load_runner(config: WorkerConfig, files: ModelFiles) -> Runner:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from phloem_bus.extras import advice
-
 from .hardware.command import hardware
+from .options import check_files, fail, one_of, parts
+from .overlap.command import overlap
 from .policy.command import policy
 from .quality.command import quality
 
@@ -26,11 +24,6 @@ WORKLOADS = ("unique", "single", "shared-prefix", "json", "trace")
 """As `plan.Workload`, named here so that ``--help`` needs no import of it; a test keeps them equal."""
 PEER_NAMES = ("vllm", "llamacpp")
 """As `peers.PEERS`, likewise."""
-
-
-def _fail(message: object, code: int = 1) -> NoReturn:
-    typer.echo(f"phloem bench: {message}", err=True)
-    raise typer.Exit(code)
 
 
 @app.callback()
@@ -94,6 +87,7 @@ def serve(
         Path | None, typer.Option(help="File with the API key.", exists=True, dir_okay=False)
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Write everything to this JSON file.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw it into this PNG file; needs the extra `bench`.")] = None,
     details: Annotated[bool, typer.Option("--details", help="With --output: one entry per request too.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
 ) -> None:
@@ -101,14 +95,15 @@ def serve(
 
     Exit code 0 if every request went well, 1 if some failed or the server can't be measured, 2 for wrong options.
     """
-    with _parts():
+    check_files(output, plot, code=1)
+    with parts():
         from .measure import Server
         from .plan import BadOption, Plan, Workload
         from .serve import serve as run
         from .server import ServerUnusable
     try:
         plan = Plan(
-            workload=Workload(_one_of("--workload", workload, WORKLOADS)),
+            workload=Workload(one_of("--workload", workload, WORKLOADS)),
             num_prompts=num_prompts,
             input_len=input_len,
             output_len=output_len,
@@ -130,7 +125,7 @@ def serve(
             flush_cache=flush_cache,
             same_prompts=same_prompts,
             seed=seed,
-            chat=_one_of("--api", api, ("chat", "completions")) == "chat",
+            chat=one_of("--api", api, ("chat", "completions")) == "chat",
             stream=stream,
             temperature=temperature,
             ignore_eos=ignore_eos,
@@ -140,13 +135,13 @@ def serve(
             extra=_json_object("--extra-body", extra_body),
         )
     except BadOption as error:
-        _fail(error, 2)
+        fail(error, 2)
     headers = {"authorization": f"Bearer {api_key_file.read_text(encoding='utf-8').strip()}"} if api_key_file else {}
     servers = [Server(label, one, headers) for label, one in zip("AB", (url, url_b), strict=True) if one]
     try:
-        code = run(plan, servers, output=output, records=details, quiet=quiet, console=Console())
+        code = run(plan, servers, output=output, picture=plot, records=details, quiet=quiet, console=Console())
     except (ServerUnusable, OSError, ValueError) as error:
-        _fail(error)
+        fail(error)
     raise typer.Exit(code)
 
 
@@ -160,60 +155,20 @@ def peer(
     flags: Annotated[list[str] | None, typer.Argument(help="More flags for the peer, after --.")] = None,
 ) -> None:
     """Start another server to measure against, in the foreground, installing it first; Ctrl-C ends it."""
-    with _parts():
+    with parts():
         from phloem_model import ModelError
 
         from .peers import PEERS, PeerFailed
         from .peers.run import run_peer
-    chosen = PEERS[_one_of("the peer", name, PEER_NAMES)]
+    chosen = PEERS[one_of("the peer", name, PEER_NAMES)]
     try:
         code = run_peer(chosen, model, port or chosen.port, tuple(flags or ()), lambda line: typer.echo(line, err=True))
     except (PeerFailed, ModelError) as error:
-        _fail(error)
+        fail(error)
     raise typer.Exit(code)
 
 
-@app.command()
-def overlap(
-    rows: Annotated[int, typer.Option(min=1, max=1024, help="Sequences at once.")] = 64,
-    step_ms: Annotated[float, typer.Option(min=0.1, max=1000, help="Time of the stand-in device's step.")] = 8.0,
-    steps: Annotated[int, typer.Option(min=10, max=8000, help="Steps to count per run.")] = 600,
-    depth: Annotated[
-        list[int] | None, typer.Option(min=1, max=3, help="Plans in flight; may be repeated. Default: 2 and 1.")
-    ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Runs per depth, in turn.")] = 3,
-    nats_url: Annotated[
-        str | None, typer.Option(envvar="PHLOEM_NATS_URL", help="A running broker. Default: one of our own.")
-    ] = None,
-    output: Annotated[Path | None, typer.Option(help="Write everything to this JSON file.")] = None,
-) -> None:
-    """Measure how long a device waits for its next plan: a stand-in device, but real services in processes of their own over NATS."""
-    with _parts():
-        import anyio
-
-        from phloem_bus.errors import BusError, ConfigError
-
-        from .overlap.processes import ProcessFailed
-        from .overlap.report import as_json, line, table
-        from .overlap.run import OverlapPlan
-        from .overlap.run import overlap as run
-        from .overlap.sink import RequestsFailed
-    try:
-        plan = OverlapPlan(rows, step_ms, steps, tuple(depth or (2, 1)), rounds, nats_url=nats_url)
-    except ValueError as error:
-        _fail(error, 2)
-    console = Console()
-    try:
-        outcome = anyio.run(
-            run, plan, lambda turn: console.print(line(turn), highlight=False), backend_options={"use_uvloop": True}
-        )
-        if output is not None:
-            output.write_bytes(as_json(plan, outcome))
-    except (ProcessFailed, RequestsFailed, BusError, ConfigError, OSError, ValueError) as error:
-        _fail(str(error) or "a run did not end in time")
-    console.print(table(plan, outcome))
-
-
+app.command()(overlap)
 app.command()(policy)
 app.command()(hardware)
 app.command()(quality)
@@ -228,52 +183,39 @@ def radix(
     page_size: Annotated[int, typer.Option(help="Tokens per page.")] = 16,
     seed: Annotated[int, typer.Option(help="Seed of prompts and of the order of operations.")] = 0,
     output: Annotated[Path | None, typer.Option(help="Write everything to this JSON file.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw it into this PNG file; needs the extra `bench`.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
 ) -> None:
     """Measure the scheduler's tree and queue by size, beside matching and sorting all at each pass, and whole passes without a device.
 
     Everything is CPU time of one thread. Exit code 0 whatever the figures are; the last table says which aims hold.
     """
-    with _parts():
+    check_files(output, plot, code=1)
+    with parts():
         from .radix.command import command
         from .radix.run import RadixPlan
     try:
         plan = RadixPlan(_numbers("--sizes", sizes), repeat, page_size, seed)
     except ValueError as error:
-        _fail(error, 2)
+        fail(error, 2)
     try:
-        command(plan, output=output, quiet=quiet, console=Console())
+        command(plan, output=output, picture=plot, quiet=quiet, console=Console())
     except OSError as error:
-        _fail(error)
-
-
-@contextmanager
-def _parts() -> Iterator[None]:
-    """Import what a command needs; if something is not installed, one line says so."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        _fail(advice(error, "all"), 2)
-
-
-def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> str:
-    if value not in allowed:
-        _fail(f"{option} must be one of {', '.join(allowed)}", 2)
-    return value
+        fail(error)
 
 
 def _numbers(option: str, text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        _fail(f"{option} must be whole numbers with commas between", 2)
+        fail(f"{option} must be whole numbers with commas between", 2)
 
 
 def _json_object(option: str, text: str | None) -> dict[str, Any]:
     try:
         value = json.loads(text or "{}")
     except ValueError as error:
-        _fail(f"{option} is no JSON: {error}", 2)
+        fail(f"{option} is no JSON: {error}", 2)
     if not isinstance(value, dict):
-        _fail(f"{option} must be a JSON object", 2)
+        fail(f"{option} must be a JSON object", 2)
     return value

@@ -1,4 +1,4 @@
-"""The real processes of a run: nats-server, a scheduler, a worker. Their logs are kept in a folder and shown when one fails."""
+"""The real processes of a run, as `phloem up` would start them. Their logs are kept in a folder and shown when one fails."""
 
 from __future__ import annotations
 
@@ -10,14 +10,20 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
 from anyio.abc import Process
 
+from phloem.up import launcher
+
 START_S = 30.0
 STOP_S = 10.0
 SHOWN_LINES = 20
+LOOPBACK = "127.0.0.1"
+WORKER_NICE = 5
+"""How far a worker stands back where cores are few, as in compose.yaml; a test keeps them equal."""
 
 
 class ProcessFailed(RuntimeError):
@@ -25,8 +31,17 @@ class ProcessFailed(RuntimeError):
 
 
 @asynccontextmanager
-async def running(name: str, command: list[str], folder: Path) -> AsyncIterator[Process]:
-    """A process that runs as long as the context; ended by SIGTERM, then SIGKILL after `STOP_S`."""
+async def running(name: str, command: list[str], folder: Path, nice: int = 0) -> AsyncIterator[Process]:
+    """A process that runs as long as the context, and no longer than we do; ended by SIGTERM, then SIGKILL after `STOP_S`.
+
+    Args:
+        name: of its log in ``folder``.
+        nice: how far it stands back.
+
+    Raises:
+        ProcessFailed: it can't be started.
+    """
+    command = [sys.executable, "-I", "-S", str(Path(launcher.__file__)), str(os.getpid()), str(nice), *command]
     with (folder / f"{name}.log").open("wb") as log:
         try:
             process = await anyio.open_process(
@@ -69,22 +84,35 @@ def find_nats_server() -> str:
     return found
 
 
+def free_port() -> int:
+    """A TCP port of loopback that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """A nats-server of our own."""
+
+    url: str
+    process: Process
+
+
 @asynccontextmanager
-async def nats_server(folder: Path) -> AsyncIterator[str]:
-    """A nats-server of our own on a free port of loopback; gives its URL.
+async def nats_server(folder: Path) -> AsyncIterator[Broker]:
+    """A nats-server of our own on a free port of loopback.
 
     Raises:
         ProcessFailed: it does not start.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    port = free_port()
     config = folder / "nats.conf"
-    config.write_text(f"host: 127.0.0.1\nport: {port}\nmax_payload: 8MB\nmax_pending: 64MB\n", encoding="utf-8")
+    config.write_text(f"host: {LOOPBACK}\nport: {port}\nmax_payload: 8MB\nmax_pending: 64MB\n", encoding="utf-8")
     async with running("nats-server", [find_nats_server(), "-c", str(config)], folder) as process:
         if not await _listens(process, port):
             raise failure("nats-server", process, folder)
-        yield f"nats://127.0.0.1:{port}"
+        yield Broker(f"nats://{LOOPBACK}:{port}", process)
 
 
 async def _listens(process: Process, port: int) -> bool:
@@ -92,7 +120,7 @@ async def _listens(process: Process, port: int) -> bool:
     with anyio.move_on_after(START_S):
         while process.returncode is None:
             try:
-                stream = await anyio.connect_tcp("127.0.0.1", port)
+                stream = await anyio.connect_tcp(LOOPBACK, port)
             except OSError:
                 await anyio.sleep(0.02)
             else:
@@ -101,16 +129,28 @@ async def _listens(process: Process, port: int) -> bool:
     return False
 
 
-def scheduler_command(url: str, namespace: str, model: str, depth: int) -> list[str]:
-    """A scheduler that keeps ``depth`` plans in flight."""
-    return [*_service("phloem_scheduler", url, namespace, model), "--depth", str(depth)]
+def scheduler_command(url: str, namespace: str, model: str, depth: int, rows: int) -> list[str]:
+    """A scheduler that keeps ``depth`` plans of up to ``rows`` sequences in flight."""
+    flags = ["--depth", str(depth), "--max-running", str(rows)]
+    return [*_service("phloem_scheduler", url, namespace, model, model), *flags]
 
 
-def worker_command(url: str, namespace: str, model: str, rows: int) -> list[str]:
-    """A worker whose device is a stand-in, with room for ``rows`` sequences."""
-    return [*_service("phloem_gpu_worker", url, namespace, model), "--max-rows", str(rows)]
+def worker_command(url: str, namespace: str, device: str, model: str, rows: int) -> list[str]:
+    """A worker whose device is a stand-in, with room for ``rows`` sequences. model: what it is called."""
+    return [*_service("phloem_gpu_worker", url, namespace, device, model), "--max-rows", str(rows)]
 
 
-def _service(module: str, url: str, namespace: str, model: str) -> list[str]:
+def tokenizer_command(url: str, namespace: str, model: str) -> list[str]:
+    """A tokenizer."""
+    return _service("phloem_tokenizer", url, namespace, model, model)
+
+
+def gateway_command(url: str, namespace: str, model: str, port: int) -> list[str]:
+    """A gateway that speaks HTTP on ``port`` of loopback, and no gRPC."""
+    flags = ["--http-host", LOOPBACK, "--http-port", str(port), "--grpc-port", "-1"]
+    return [*_service("phloem_gateway", url, namespace, model, model), *flags]
+
+
+def _service(module: str, url: str, namespace: str, model: str, name: str) -> list[str]:
     where = ["--nats-url", url, "--namespace", namespace]
-    return [sys.executable, "-m", module, "--model", model, "--served-model-name", model.partition(":")[0], *where]
+    return [sys.executable, "-m", module, "--model", model, "--served-model-name", name, *where]

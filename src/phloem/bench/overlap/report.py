@@ -1,72 +1,184 @@
-"""Show an overlap measurement, and write it as JSON."""
+"""Show what `overlap` measured as tables, and write it as JSON."""
 
 from __future__ import annotations
 
+import os
 import platform
+from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
 
 import msgspec
 from rich.table import Table
 
+from ..aim import Aim
+from .aims import idle_aim
 from .figures import Idle
-from .run import OverlapOutcome, OverlapPlan, OverlapTurn
+from .outcome import OverlapOutcome
+from .plan import Case, OverlapPlan
+from .run import Turn
+from .throughput import CLIENT, FULL, Ceiling, Profile
 
-FORMAT = 1
+FORMAT = 2
 """Version of the JSON file."""
+SHOWN = 10
+"""Functions of a service."""
 
 
-def line(turn: OverlapTurn) -> str:
+def line(turn: Turn) -> str:
     """One run in a line."""
     one = turn.idle
-    shares = f"idle {one.lost_share:.2%} (device: {one.idle_share:.2%})"
-    return f"round {turn.round + 1}, depth {turn.depth}: {shares}, {one.steps} steps, period {one.period_ms:.2f} ms"
+    shares = f"idle {one.idle_share:.2%} (by the clock: {one.lost_share:.2%})"
+    where = f"round {turn.round + 1}, {turn.case.name}, depth {turn.depth}"
+    return f"{where}: {shares}, {one.steps} steps, period {one.period_ms:.2f} ms"
 
 
-def table(plan: OverlapPlan, outcome: OverlapOutcome) -> Table:
-    """Medians per depth."""
-    title = f"device idle: {plan.rows} rows, {plan.step_ms:g} ms steps, medians of {plan.rounds} rounds"
-    found = Table(title=title, title_justify="left")
-    for heading in ("", *(f"depth {depth}" for depth in outcome.medians())):
-        found.add_column(heading, justify="right" if heading else "left")
-    columns = [_column(one) for one in outcome.medians().values()]
-    for name, values in zip(_NAMES, zip(*columns, strict=True), strict=True):
-        found.add_row(name, *values)
-    return found
+def tables(plan: OverlapPlan, outcome: OverlapOutcome) -> Iterator[Table]:
+    """Device idle, the ceiling, where it goes; what there is of it."""
+    if outcome.turns:
+        yield _idle(plan, outcome)
+    if outcome.ceiling is not None:
+        yield _ceiling(outcome.ceiling)
+    for service, profile in outcome.profiles.items():
+        yield _profile(service, profile)
 
 
-_NAMES = (
-    "idle by the clock: 1 - steps x step / time",
-    "idle as the device says",
-    "idle before a step us p50 / p99",
-    "longest idle ms",
-    "steps after more than 1 % of a step idle",
-    "device time of a step ms p50",
-    "period of a step ms",
-)
+def notes(outcome: OverlapOutcome) -> Iterator[str]:
+    """How to read the tables."""
+    if outcome.turns:
+        yield (
+            "idle: the device did nothing, as it says itself; by the clock: 1 - steps x step / time, so that in a burning one the time in "
+            "which others had its core counts too"
+        )
+    if (found := outcome.ceiling) is not None:
+        yield (
+            f"the client apart: tokens/s x all CPU / (all CPU - the client's); {found.busy_share:.0%} of {found.cores} cores were used"
+            + ("" if found.full else f", less than {FULL:.0%}: they do not bound the rate, and this is a guess")
+        )
+    if outcome.profiles:
+        yield (
+            "the profiler makes all of them several times as slow, Python more than C: its shares compare functions of a service, "
+            "no more; it measures CPU time, own time is without what a function calls"
+        )
 
 
-def _column(one: Idle) -> tuple[str, ...]:
+def verdicts(outcome: OverlapOutcome) -> Iterator[str]:
+    """A line for each aim."""
+    for aim in outcome.aims:
+        yield f"{_verdict(aim)}: {aim.text}: {_number(aim.value)} {aim.unit}, aim {_bound(aim)}"
+
+
+def as_json(plan: OverlapPlan, outcome: OverlapOutcome, others: float | None) -> bytes:
+    """Everything that was measured. others: cores' worth of time that others used meanwhile."""
+    document = {
+        "format": FORMAT,
+        "kind": "phloem-bench-overlap",
+        "written_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": f"{platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}",
+        "plan": asdict(plan),
+        "others_cores": others,
+        "turns": [asdict(turn) for turn in outcome.turns],
+        "medians": [
+            {"case": asdict(case), "depth": depth, "idle": asdict(one)}
+            for (case, depth), one in outcome.medians.items()
+        ],
+        "ceiling": None if outcome.ceiling is None else _ceiling_json(outcome.ceiling),
+        "profiles": {name: _profile_json(profile) for name, profile in outcome.profiles.items()},
+        "aims": [{**asdict(aim), "holds": aim.holds} for aim in outcome.aims],
+    }
+    return msgspec.json.format(msgspec.json.encode(document), indent=2)
+
+
+def _ceiling_json(found: Ceiling) -> dict[str, object]:
+    return {
+        **asdict(found),
+        "tokens_per_s": found.rate,
+        "tokens_per_s_client_apart": found.apart,
+        "us_per_token": found.us_per_token,
+        "shares": found.shares,
+    }
+
+
+def _profile_json(profile: Profile) -> dict[str, object]:
+    functions = [
+        {"place": one.place, "name": one.name, "calls": one.calls, "share": share} for one, share in profile.top(100)
+    ]
+    return {"cpu_s": profile.cpu_s, "tokens": profile.tokens, "functions": functions}
+
+
+def _idle(plan: OverlapPlan, outcome: OverlapOutcome) -> Table:
+    rounds = f"medians of {plan.rounds} rounds" if plan.rounds > 1 else "one round"
+    table = _table(
+        f"how idle the device is, {rounds}",
+        "device",
+        "rows",
+        "step ms",
+        "depth",
+        "idle",
+        "by the clock",
+        "idle us p50 / p99",
+        "longest ms",
+        "late steps",
+        "device ms p50",
+        "period ms",
+        "aim",
+    )
+    for (case, depth), one in outcome.medians.items():
+        table.add_row(case.device, str(case.rows), f"{case.step_ms:g}", str(depth), *_figures(case, depth, one))
+    return table
+
+
+def _figures(case: Case, depth: int, one: Idle) -> tuple[str, ...]:
+    aim = idle_aim(case, depth, one)
     return (
-        f"{one.lost_share:.2%}",
         f"{one.idle_share:.2%}",
+        f"{one.lost_share:.2%}",
         f"{one.idle_p50_us:.0f} / {one.idle_p99_us:.0f}",
         f"{one.idle_max_ms:.1f}",
         f"{one.late_steps} of {one.steps}",
         f"{one.busy_p50_ms:.3f}",
         f"{one.period_ms:.3f}",
+        "" if aim is None else f"{_bound(aim)}: {_verdict(aim)}",
     )
 
 
-def as_json(plan: OverlapPlan, outcome: OverlapOutcome) -> bytes:
-    """Everything that was measured."""
-    document = {
-        "format": FORMAT,
-        "kind": "phloem-bench-overlap",
-        "written_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": f"{platform.machine()}, Python {platform.python_version()}",
-        "plan": asdict(plan),
-        "turns": [asdict(turn) for turn in outcome.turns],
-        "medians": {str(depth): asdict(one) for depth, one in outcome.medians().items()},
-    }
-    return msgspec.json.format(msgspec.json.encode(document), indent=2)
+def _ceiling(found: Ceiling) -> Table:
+    title = (
+        f"the ceiling: {found.rate:,.0f} tokens/s at the gateway's socket with the client on the same cores, "
+        f"{found.apart:,.0f} with the client apart ({found.streams} streams, {found.tokens:,.0f} tokens in {found.window_s:.1f} s)"
+    )
+    table = _table(title, "process", "CPU us per token", "in the kernel", "share without the client", "cores used")
+    for name, us in sorted(found.us_per_token.items(), key=lambda one: one[1], reverse=True):
+        share = "" if name == CLIENT else f"{found.shares[name]:.1%}"
+        kernel = found.system_s[name] / found.tokens * 1e6
+        table.add_row(name, f"{us:.1f}", f"{kernel:.1f}", share, f"{found.cpu_s[name] / found.window_s:.2f}")
+    return table
+
+
+def _profile(service: str, profile: Profile) -> Table:
+    table = _table(f"where it goes: {service}", "function", "", "own share", "calls per token")
+    for one, share in profile.top(SHOWN):
+        calls = f"{one.calls / profile.tokens:.2f}" if one.calls else ""
+        table.add_row(one.name.strip("<>"), one.place, f"{share:.1%}", calls)
+    for column in table.columns[:2]:
+        column.justify = "left"
+    return table
+
+
+def _verdict(aim: Aim) -> str:
+    return "held" if aim.holds else "NOT held"
+
+
+def _bound(aim: Aim) -> str:
+    return f"{'>=' if aim.least else '<='} {aim.limit:,g} {aim.unit}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.2f}"
+
+
+def _table(title: str, *headings: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for at, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if at else "left")
+    return table
