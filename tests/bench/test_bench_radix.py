@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import json
 import random
+import sys
 from pathlib import Path
 
 import pytest
+from matplotlib.image import imread
 from typer.testing import CliRunner
 
 from phloem.bench import app
@@ -17,11 +19,15 @@ from phloem.bench.radix.clock import Clock, Figure, Stopwatch
 from phloem.bench.radix.drive import DETOKENISER, Drive
 from phloem.bench.radix.memory import Memory
 from phloem.bench.radix.passes import Load, Passes
+from phloem.bench.radix.plot import plot
 from phloem.bench.radix.prompts import Prompts
-from phloem.bench.radix.run import RadixOutcome, Scene, Shape
+from phloem.bench.radix.run import RadixOutcome, RadixPlan, Scene, Shape
 from phloem.bench.radix.textbook import in_order
 from phloem.bench.radix.worst import Worst
 from phloem_scheduler.node import Node
+
+PICTURE = (960, 2160, 4)
+"""Height and width in pixels, and channels."""
 
 
 def maker(name: str, count: int = 60) -> Prompts:
@@ -164,19 +170,38 @@ def test_what_can_not_be_measured_is_refused_at_once(options: list[str], named: 
     assert named in result.output
 
 
-def test_a_folder_that_is_not_there_is_noticed_before_anything_is_measured(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["radix", "--output", str(tmp_path / "none" / "radix.json")])
+@pytest.mark.parametrize("option", ["--output", "--plot"])
+def test_a_folder_that_is_not_there_is_noticed_before_anything_is_measured(option: str, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["radix", option, str(tmp_path / "none" / "radix.file")])
     assert result.exit_code == 1
-    assert "does not exist" in result.output
+    assert result.output == f"phloem bench: {option}: the folder {tmp_path / 'none'} does not exist\n"
+
+
+def test_without_matplotlib_a_picture_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = CliRunner().invoke(app, ["radix", "--plot", str(tmp_path / "radix.png")])
+    assert result.exit_code == 2
+    assert result.output == "phloem bench: --plot needs matplotlib: install Phloem with the extra 'bench'\n"
+
+
+def test_what_took_no_time_or_was_not_measured_is_left_out_of_the_picture(tmp_path: Path) -> None:
+    picture = tmp_path / "radix.png"
+    plot(RadixPlan(), outcome(0.0, 0.0, 0.0, 0.0, 0.0), picture)
+    assert imread(picture).shape == PICTURE
+    with pytest.raises(OSError, match=r"radix\.png"):
+        plot(RadixPlan(), outcome(1.0, 1.0, 1.0, 1.0, 1.0), picture / "below.png")
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 256])
 def test_a_small_run_measures_everything_and_leaves_the_collector_as_it_was(page_size: int, tmp_path: Path) -> None:
     before = gc.get_threshold(), list(gc.callbacks), gc.isenabled()
-    file = tmp_path / "radix.json"
+    file, picture = tmp_path / "radix.json", tmp_path / "radix.png"
     result = CliRunner().invoke(
         app,
-        ["radix", "--sizes", "10,70", "--repeat", "5", "--page-size", str(page_size), "--output", str(file), "--quiet"],
+        [
+            *("radix", "--sizes", "10,70", "--repeat", "5", "--page-size", str(page_size), "--quiet"),
+            *("--output", str(file), "--plot", str(picture)),
+        ],
         env={"COLUMNS": "200"},
         catch_exceptions=False,
     )
@@ -184,6 +209,8 @@ def test_a_small_run_measures_everything_and_leaves_the_collector_as_it_was(page
     assert (gc.get_threshold(), list(gc.callbacks), gc.isenabled()) == before
     for text in ("textbook / a pick", "tree: bytes per cached token", "the cache is flushed", "the longest call"):
         assert text in result.output
+    assert imread(picture).shape == PICTURE
+    assert imread(picture).std() > 0
     document = json.loads(file.read_text())
     assert document["kind"] == "phloem-bench-radix"
     assert [(scene["shape"], scene["size"]) for scene in document["scenes"]] == [

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.image import imread
 from typer.testing import CliRunner
 
 from phloem.bench import app
 from phloem.bench.app import WORKLOADS
 from phloem.bench.measure import Outcome, Server, Turn
 from phloem.bench.plan import Plan, Workload
+from phloem.bench.plot import plot
 from phloem.bench.record import Record
 from phloem.bench.report import warnings
 from phloem.bench.stats import Lag, summarize
 from phloem.bench.words import Fit
 
 from .conftest import FakeServer
+
+ONE_SERVER, TWO_SERVERS = (816, 1104, 4), (816, 1656, 4)
+"""Height and width of a picture with the panels of one server, and of two, in pixels; and its channels."""
 
 
 def bench(*arguments: str) -> tuple[int, str]:
@@ -53,9 +59,10 @@ def test_one_server(fake: FakeServer, tmp_path: Path) -> None:
 def test_two_servers_in_turn(fake: FakeServer, tmp_path: Path) -> None:
     code, output = bench(
         *("--url", fake.url, "--url-b", fake.url, "--rounds", "2", "--num-prompts", "2", "--output-len", "2"),
-        *("--warmup", "0", "--output", str(tmp_path / "out.json")),
+        *("--warmup", "0", "--output", str(tmp_path / "out.json"), "--plot", str(tmp_path / "out.png")),
     )
     assert code == 0, output
+    assert imread(tmp_path / "out.png").shape == TWO_SERVERS
     assert "B / A, median of 2 paired rounds" in output
     document = written(tmp_path / "out.json")
     assert [(turn["round"], turn["server"]) for turn in document["turns"]] == [(0, "A"), (0, "B"), (1, "B"), (1, "A")]
@@ -138,6 +145,59 @@ def test_a_missing_trace_or_output_folder_is_told_before_work(fake: FakeServer, 
     assert "none.csv" in output
 
 
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        (("--num-prompts", "6", "--output-len", "4"), 0),
+        (("--num-prompts", "1", "--output-len", "1"), 0),  # no time per token in an answer of one
+        (("--num-prompts", "2", "--output-len", "4", "--no-stream"), 0),
+        (("--num-prompts", "2", "--model", "overloaded", "--no-fit"), 1),
+        (("--num-prompts", "2", "--rounds", "3", "--output-len", "4"), 0),
+    ],
+)
+def test_a_picture_shows_whatever_there_is(
+    fake: FakeServer, tmp_path: Path, options: tuple[str, ...], code: int
+) -> None:
+    picture = tmp_path / "serve.png"
+    found, output = bench("--url", fake.url, *options, "--warmup", "0", "--plot", str(picture))
+    assert found == code, output
+    assert "drawn into" in output
+    assert imread(picture).shape == ONE_SERVER
+    assert imread(picture).std() > 0
+
+
+def turn(index: int, label: str, seconds: float, failure: str = "") -> Turn:
+    """A round of one request."""
+    records = [Record(0, first_s=seconds / 2, last_s=seconds, end_s=seconds, output_tokens=2, failure=failure)]
+    return Turn(index, label, False, summarize(records, Lag(0, 0, 0, 0)), records)
+
+
+@pytest.mark.parametrize("failures", [("", ""), ("", "http_429"), ("http_429", ""), ("http_429", "timeout")])
+def test_two_servers_are_drawn_whoever_of_them_fails(failures: tuple[str, str], tmp_path: Path) -> None:
+    outcome = Outcome(
+        {"A": "m$1$", "B": "m_2"}, Fit(), [turn(0, "A", 1.0, failures[0]), turn(0, "B", 2.0, failures[1])]
+    )
+    plot(Plan(), [Server("A", "http://a/$x"), Server("B", "http://b/$y")], outcome, tmp_path / "serve.png")
+    assert imread(tmp_path / "serve.png").shape == TWO_SERVERS
+
+
+def test_a_picture_that_can_not_be_written_is_one_line(fake: FakeServer, tmp_path: Path) -> None:
+    asked = len(fake.bodies)
+    code, output = bench("--url", fake.url, "--plot", str(tmp_path / "no" / "serve.png"))
+    assert (code, output) == (1, f"phloem bench: --plot: the folder {tmp_path / 'no'} does not exist\n")
+    assert len(fake.bodies) == asked
+    code, output = bench("--url", fake.url, "--num-prompts", "1", "--output-len", "2", "--plot", str(tmp_path))
+    assert code == 1
+    assert output.splitlines()[-1].startswith("phloem bench: [Errno ")
+    assert "Traceback" not in output
+
+
+def test_without_matplotlib_a_picture_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    code, output = bench("--plot", str(tmp_path / "serve.png"))
+    assert (code, output) == (2, "phloem bench: --plot needs matplotlib: install Phloem with the extra 'bench'\n")
+
+
 def test_help_names_the_workloads_that_exist() -> None:
     assert tuple(Workload) == WORKLOADS
 
@@ -150,9 +210,6 @@ def test_a_slow_generator_is_not_taken_for_a_slow_server() -> None:
 
 
 def test_rounds_are_paired_by_number_not_by_order() -> None:
-    def turn(index: int, label: str, seconds: float) -> Turn:
-        return Turn(index, label, False, summarize([Record(0, end_s=seconds, output_tokens=1)], Lag(0, 0, 0, 0)), [])
-
     turns = [turn(0, "A", 1.0), turn(0, "B", 3.0), turn(1, "B", 20.0), turn(1, "A", 10.0)]
     ratio = Outcome({"A": "m", "B": "m"}, Fit(), turns).comparison()["latency_ms.mean"]
     assert (ratio.least, ratio.most) == (2.0, 3.0)

@@ -59,7 +59,11 @@ class Outcome:
 
     def comparison(self) -> dict[str, Ratio]:
         """B / A; empty with one server."""
-        return compare(list(zip(self.of("A"), self.of("B"), strict=True))) if len(self.models) == 2 else {}
+        return compare(self.pairs())
+
+    def pairs(self) -> list[tuple[Summary, Summary]]:
+        """A and B of each round; empty with one server."""
+        return list(zip(self.of("A"), self.of("B"), strict=True)) if len(self.models) == 2 else []
 
 
 @dataclass(slots=True)

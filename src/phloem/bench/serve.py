@@ -23,12 +23,20 @@ from .report import as_json, show
 
 
 def serve(
-    plan: Plan, servers: list[Server], *, output: Path | None, records: bool, quiet: bool, console: Console
+    plan: Plan,
+    servers: list[Server],
+    *,
+    output: Path | None,
+    picture: Path | None,
+    records: bool,
+    quiet: bool,
+    console: Console,
 ) -> int:
     """Measure and report.
 
     Args:
         output: JSON file to write, None = none; with ``records`` it holds one entry per request.
+        picture: PNG file to draw, None = none.
         quiet: no progress bar.
 
     Returns:
@@ -37,8 +45,6 @@ def serve(
     Raises:
         ServerUnusable, TraceError, OSError, ValueError: as `measure`.
     """
-    if output is not None and not output.parent.is_dir():
-        raise FileNotFoundError(f"--output: the folder {output.parent} does not exist")
     with _progress(console, quiet) as progress:
         outcome: Outcome = anyio.run(
             measure, plan, servers, _watcher(progress, plan), backend_options={"use_uvloop": True}
@@ -47,6 +53,11 @@ def serve(
     if output is not None:
         output.write_bytes(as_json(plan, servers, outcome, records=records))
         console.print(f"written to {output}", highlight=False)
+    if picture is not None:
+        from .plot import plot
+
+        plot(plan, servers, outcome, picture)
+        console.print(f"drawn into {picture}", highlight=False)
     return 0 if all(turn.summary.succeeded == turn.summary.requests for turn in outcome.turns) else 1
 
 

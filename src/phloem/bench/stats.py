@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil, floor
 from statistics import fmean, median
@@ -121,10 +121,10 @@ def summarize(records: Sequence[Record], generator: Lag) -> Summary:
         succeeded=len(good),
         failures=dict(Counter(one.failure for one in records if not one.ok).most_common()),
         duration_s=duration,
-        ttft_ms=spread((one.first_s - one.start_s) * 1e3 for one in good if one.first_s is not None),
-        tpot_ms=spread(value for one in good if (value := _tpot_ms(one)) is not None),
+        ttft_ms=spread(times(good, ttft_ms)),
+        tpot_ms=spread(times(good, tpot_ms)),
         itl_ms=spread(gap * 1e3 for one in good for gap in one.gaps_s),
-        latency_ms=spread((one.end_s - one.start_s) * 1e3 for one in good),
+        latency_ms=spread(times(good, latency_ms)),
         input_tokens=inputs,
         cached_tokens=cached,
         output_tokens=outputs,
@@ -139,7 +139,23 @@ def summarize(records: Sequence[Record], generator: Lag) -> Summary:
     )
 
 
-def _tpot_ms(record: Record) -> float | None:
+def times(records: Iterable[Record], of: Callable[[Record], float | None]) -> list[float]:
+    """What ``of`` says of each record that went well and has it."""
+    return [found for one in records if one.ok and (found := of(one)) is not None]
+
+
+def ttft_ms(record: Record) -> float | None:
+    """Time to the first output; None if it was not streamed."""
+    return None if record.first_s is None else (record.first_s - record.start_s) * 1e3
+
+
+def latency_ms(record: Record) -> float:
+    """From sending to the end of the reply."""
+    return (record.end_s - record.start_s) * 1e3
+
+
+def tpot_ms(record: Record) -> float | None:
+    """(last output - first output) / (output tokens - 1); None if it was not streamed, or has less than two tokens."""
     if record.first_s is None or record.last_s is None or record.output_tokens < 2:
         return None
     return (record.last_s - record.first_s) * 1e3 / (record.output_tokens - 1)
@@ -181,13 +197,18 @@ def compare(pairs: Sequence[tuple[Summary, Summary]]) -> dict[str, Ratio]:
 
     Metrics that one side lacks, or that are 0 in A, are left out.
     """
-    ratios: dict[str, Ratio] = {}
+    compared: dict[str, Ratio] = {}
     for metric in METRICS:
-        both = [(value(a, metric), value(b, metric)) for a, b in pairs]
-        found = [b / a for a, b in both if a and b is not None]
+        found = [one for one in ratios(pairs, metric) if one is not None]
         if found:
-            ratios[metric] = Ratio(median(found), min(found), max(found), len(found))
-    return ratios
+            compared[metric] = Ratio(median(found), min(found), max(found), len(found))
+    return compared
+
+
+def ratios(pairs: Sequence[tuple[Summary, Summary]], metric: str) -> list[float | None]:
+    """B / A within each round; None where one side lacks the metric, or it is 0 in A."""
+    both = [(value(a, metric), value(b, metric)) for a, b in pairs]
+    return [b / a if a and b is not None else None for a, b in both]
 
 
 def medians(summaries: Sequence[Summary]) -> dict[str, float]:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from phloem_bus.extras import advice
+from ..options import check_files, fail, one_of, parts, wide_console
 
 if TYPE_CHECKING:
     from .plan import HardwarePlan
     from .run import HardwareOutcome
-
-WIDE = 160
-"""Columns where no terminal says how wide it is."""
 
 
 def hardware(
@@ -54,20 +50,13 @@ def hardware(
     Takes two minutes, in which nothing else should run. Exit code 0 whatever the figures are, and the last lines say which aims hold; 1 if
     it could not be measured, 2 for wrong options.
     """
-    if plot is not None and find_spec("matplotlib") is None:
-        _fail(f"--plot {advice(ModuleNotFoundError(name='matplotlib'), 'bench')}", 2)
-    for option, path in (("--output", output), ("--plot", plot)):
-        if path is not None and not path.parent.is_dir():
-            _fail(f"{option}: the folder {path.parent} does not exist", 2)
-    try:
+    check_files(output, plot, code=2)
+    with parts():
         from phloem_gpu_worker.config import QUANTISATIONS as KNOWN
 
         from .plan import QUANTISATIONS, HardwarePlan
-    except ModuleNotFoundError as error:
-        _fail(advice(error, "all"), 2)
     for one in quantize or ():
-        if one not in KNOWN:
-            _fail(f"--quantize must be one of {', '.join(KNOWN)}", 2)
+        one_of("--quantize", one, KNOWN)
     try:
         plan = HardwarePlan(
             model=model,
@@ -83,11 +72,11 @@ def hardware(
             seed=seed,
         )
     except ValueError as error:
-        _fail(error, 2)
+        fail(error, 2)
     try:
         _report(plan, _measured(plan, quiet), output, plot)
     except OSError as error:
-        _fail(error)
+        fail(error)
 
 
 def _measured(plan: HardwarePlan, quiet: bool) -> HardwareOutcome:
@@ -107,16 +96,14 @@ def _measured(plan: HardwarePlan, quiet: bool) -> HardwareOutcome:
         try:
             outcome = run(plan, lambda name: progress.update(task, description=name, advance=1, refresh=True))
         except (NotMeasurable, WorkerError, ModelError, ConfigError) as error:
-            _fail(error)
+            fail(error)
     return outcome
 
 
 def _report(plan: HardwarePlan, outcome: HardwareOutcome, output: Path | None, picture: Path | None) -> None:
     from .report import as_json, disturbance, tables, verdicts
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=WIDE)
+    console = wide_console()
     for table in tables(plan, outcome):
         console.print(table)
     for line in verdicts(outcome):
@@ -129,8 +116,3 @@ def _report(plan: HardwarePlan, outcome: HardwareOutcome, output: Path | None, p
         from .plot import plot
 
         plot(outcome, picture)
-
-
-def _fail(message: object, code: int = 1) -> NoReturn:
-    typer.echo(f"phloem bench: {message}", err=True)
-    raise typer.Exit(code)

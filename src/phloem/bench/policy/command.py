@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from importlib.util import find_spec
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from phloem_bus.extras import advice
+from ..options import check_files, fail, parts
 
 if TYPE_CHECKING:
     from .plan import PolicyPlan
@@ -112,7 +110,7 @@ def policy(
 
     The default costs are about those of SmolLM2-135M on two CPU cores. Exit code 0, 1 if it could not be done, 2 for wrong options.
     """
-    with _parts():
+    with parts():
         from .conversations import Fork, Talk
         from .cost import Cost
         from .plan import PolicyPlan
@@ -139,14 +137,13 @@ def policy(
             seed=seed,
         )
     except ValueError as error:
-        _fail(error, 2)
+        fail(error, 2)
     _simulate(plan.quick() if quick else plan, output, plot, quiet)
 
 
 def _simulate(plan: PolicyPlan, output: Path | None, picture: Path | None, quiet: bool) -> None:
-    if picture is not None and find_spec("matplotlib") is None:
-        _fail(f"--plot {advice(ModuleNotFoundError(name='matplotlib'), 'bench')}", 2)
-    with _parts():
+    check_files(output, picture, code=1)
+    with parts():
         from phloem.bench.traces import TraceError
 
         from .plan import BadPlan
@@ -163,9 +160,9 @@ def _simulate(plan: PolicyPlan, output: Path | None, picture: Path | None, quiet
 
             plot(plan, outcome, picture)
     except BadPlan as error:
-        _fail(error, 2)
+        fail(error, 2)
     except (TraceError, Refused, OSError) as error:
-        _fail(error)
+        fail(error)
     console = Console()
     for table in tables(plan, outcome):
         console.print(table)
@@ -186,17 +183,3 @@ def _known_trace() -> Path | None:
     folder = os.environ.get("PHLOEM_DATA")
     path = Path(folder, TRACE_FILE) if folder else None
     return path if path is not None and path.is_file() else None
-
-
-@contextmanager
-def _parts() -> Iterator[None]:
-    """Import what is needed; if something is not installed, one line says so."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        _fail(advice(error, "all"), 2)
-
-
-def _fail(message: object, code: int = 1) -> NoReturn:
-    typer.echo(f"phloem bench: {message}", err=True)
-    raise typer.Exit(code)

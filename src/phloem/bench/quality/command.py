@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from phloem_bus.extras import advice
+from ..options import check_files, fail, one_of, parts, wide_console
 
 if TYPE_CHECKING:
     from .plan import QualityPlan
     from .run import QualityOutcome
-
-WIDE = 160
-"""Columns where no terminal says how wide it is."""
 
 
 def quality(
@@ -44,31 +40,24 @@ def quality(
 
     Exit code 0 whatever the figures are, and the last lines say which aims hold; 1 if it could not be measured, 2 for wrong options.
     """
-    if plot is not None and find_spec("matplotlib") is None:
-        _fail(f"--plot {advice(ModuleNotFoundError(name='matplotlib'), 'bench')}", 2)
-    for option, path in (("--output", output), ("--plot", plot)):
-        if path is not None and not path.parent.is_dir():
-            _fail(f"{option}: the folder {path.parent} does not exist", 2)
-    try:
+    check_files(output, plot, code=2)
+    with parts():
         from phloem_gpu_worker.config import QUANTISATIONS as KNOWN
 
         from .plan import QUANTISATIONS, QualityPlan
-    except ModuleNotFoundError as error:
-        _fail(advice(error, "all"), 2)
     for one in quantize or ():
-        if one not in KNOWN:
-            _fail(f"--quantize must be one of {', '.join(KNOWN)}", 2)
+        one_of("--quantize", one, KNOWN)
     try:
         plan = QualityPlan(
             model, tuple(quantize or QUANTISATIONS), window, windows, prompts, prompt_tokens, tokens, threads
         )
     except ValueError as error:
-        _fail(error, 2)
+        fail(error, 2)
     outcome = _measured(plan, quiet)
     try:
         _report(plan, outcome, output, plot)
     except OSError as error:
-        _fail(error)
+        fail(error)
 
 
 def _measured(plan: QualityPlan, quiet: bool) -> QualityOutcome:
@@ -85,15 +74,13 @@ def _measured(plan: QualityPlan, quiet: bool) -> QualityOutcome:
         try:
             return run(plan, lambda name, at, of: progress.update(task, description=name, completed=at, total=of))
         except (NotMeasurable, WorkerError, ModelError, ConfigError) as error:
-            _fail(error)
+            fail(error)
 
 
 def _report(plan: QualityPlan, outcome: QualityOutcome, output: Path | None, picture: Path | None) -> None:
     from .report import as_json, table, verdicts
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=WIDE)
+    console = wide_console()
     console.print(table(plan, outcome))
     for line in verdicts(outcome):
         console.print(line, highlight=False, markup=False)
@@ -103,8 +90,3 @@ def _report(plan: QualityPlan, outcome: QualityOutcome, output: Path | None, pic
         from .plot import plot
 
         plot(outcome, picture)
-
-
-def _fail(message: object, code: int = 1) -> NoReturn:
-    typer.echo(f"phloem bench: {message}", err=True)
-    raise typer.Exit(code)

@@ -11,18 +11,17 @@ from .report import as_json, tables
 from .run import RadixPlan, radix, steps
 
 
-def command(plan: RadixPlan, *, output: Path | None, quiet: bool, console: Console) -> None:
+def command(plan: RadixPlan, *, output: Path | None, picture: Path | None, quiet: bool, console: Console) -> None:
     """Measure and report.
 
     Args:
         output: JSON file to write, None = none.
+        picture: PNG file to draw, None = none.
         quiet: no progress bar.
 
     Raises:
-        OSError: the file can't be written; its folder is looked at before anything is measured.
+        OSError: a file can't be written.
     """
-    if output is not None and not output.parent.is_dir():
-        raise FileNotFoundError(f"--output: the folder {output.parent} does not exist")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     # The bar is only drawn between steps: a thread that draws it would be in the way of what is timed.
     with Progress(*columns, console=console, disable=quiet, auto_refresh=False) as progress:
@@ -41,3 +40,8 @@ def command(plan: RadixPlan, *, output: Path | None, quiet: bool, console: Conso
     if output is not None:
         output.write_bytes(as_json(plan, outcome))
         console.print(f"written to {output}", highlight=False)
+    if picture is not None:
+        from .plot import plot
+
+        plot(plan, outcome, picture)
+        console.print(f"drawn into {picture}", highlight=False)
