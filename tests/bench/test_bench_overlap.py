@@ -90,6 +90,7 @@ def test_what_the_bench_says_of_others_is_true() -> None:
         assert (stand_in.step_s, stand_in.burns) == (0.0025, burns)
     services = load(ROOT / "compose.yaml", environ={}, profiles=["cpu"]).services
     assert services["gpu-worker"].nice == processes.WORKER_NICE
+    assert services["nats"].environment["GOMAXPROCS"] == processes.BROKER["GOMAXPROCS"]
     assert {services[name].nice for name in ("nats", "gateway", "tokenizer", "scheduler")} == {0}
 
 
@@ -223,6 +224,8 @@ def test_both_devices_at_both_depths_with_real_services_over_nats(tmp_path: Path
     assert document["aims"] == []  # nobody has said what 8 rows should be
     for one in document["medians"]:
         figures = one["idle"]
+        assert set(one["cores"]) == {"nats-server", "worker", "scheduler", "sink"}
+        assert all(0 < used < 16 for used in one["cores"].values())
         assert figures["steps"] >= 40
         assert 0 <= figures["idle_share"] < 1
         if one["case"]["device"] == "sleep":

@@ -97,6 +97,7 @@ async def _run(plan: CeilingPlan, folder: Path, *, profile: bool) -> tuple[Ceili
             nice = WORKER_NICE if name == "worker" else 0
             services[name] = await stack.enter_async_context(running(name, command, folder, nice))
 
+        assert broker.process is not None
         processes = {"nats-server": broker.process, **services}
 
         async def work() -> tuple[Ceiling, dict[str, Profile]]:

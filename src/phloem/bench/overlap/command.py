@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from phloem_bus.extras import advice
+from ..options import check_files, fail, one_of, parts, wide_console
 
 if TYPE_CHECKING:
     from .outcome import OverlapOutcome
@@ -21,8 +19,6 @@ if TYPE_CHECKING:
 DEVICES = ("sleep", "burn")
 """As in `plan`, named here so that ``--help`` needs no import of it; a test keeps them equal."""
 PARTS = ("idle", "ceiling")
-WIDE = 160
-"""Columns where no terminal says how wide it is."""
 CEILING = "Ceiling"
 
 
@@ -84,17 +80,17 @@ def overlap(
     1 if it could not be measured, 2 for wrong options.
     """
     for one in device or ():
-        _one_of("--device", one, DEVICES)
+        one_of("--device", one, DEVICES)
     if only is not None:
-        _one_of("--only", only, PARTS)
-    _check_files(output, plot)
+        one_of("--only", only, PARTS)
+    check_files(output, plot, code=2)
     if profile and only == "idle":
-        _fail("--profile is of the ceiling, which --only idle leaves out", 2)
+        fail("--profile is of the ceiling, which --only idle leaves out", 2)
     if profile and sys.version_info >= (3, 12):
-        _fail("--profile needs Python 3.11: later ones can't profile several threads", 2)
-    try:
+        fail("--profile needs Python 3.11: later ones can't profile several threads", 2)
+    with parts():
         from .plan import DEPTHS, CeilingPlan, OverlapPlan, cases
-
+    try:
         plan = OverlapPlan(
             cases=tuple(cases(tuple(device or ()), tuple(rows or ()), tuple(step_ms or ()), steps))
             if only != "ceiling"
@@ -105,15 +101,13 @@ def overlap(
             ceiling=CeilingPlan(streams, stream_tokens, model) if only != "idle" else None,
             profile=profile,
         )
-    except ModuleNotFoundError as error:
-        _fail(advice(error, "all"), 2)
     except ValueError as error:
-        _fail(error, 2)
+        fail(error, 2)
     _measure(plan, output, plot)
 
 
 def _measure(plan: OverlapPlan, output: Path | None, picture: Path | None) -> None:
-    try:
+    with parts():
         import anyio
 
         from phloem_bus.errors import BusError, ConfigError
@@ -124,9 +118,7 @@ def _measure(plan: OverlapPlan, output: Path | None, picture: Path | None) -> No
         from .processes import ProcessFailed
         from .report import line
         from .sink import RequestsFailed
-    except ModuleNotFoundError as error:
-        _fail(advice(error, "all"), 2)
-    console = _console()
+    console = wide_console()
 
     def say(what: Turn | str) -> None:
         console.print(what if isinstance(what, str) else line(what), highlight=False, markup=False)
@@ -136,7 +128,7 @@ def _measure(plan: OverlapPlan, output: Path | None, picture: Path | None) -> No
         outcome = anyio.run(run, plan, say, backend_options={"use_uvloop": True})
         _report(plan, outcome, neighbours.cores(), output, picture)
     except (ProcessFailed, RequestsFailed, ModelError, BusError, ConfigError, OSError, ValueError) as error:
-        _fail(str(error) or "a run did not end in time")
+        fail(str(error) or "a run did not end in time")
 
 
 def _report(
@@ -145,7 +137,7 @@ def _report(
     from ..hardware.neighbours import QUIET
     from .report import as_json, notes, tables, verdicts
 
-    console = _console()
+    console = wide_console()
     for table in tables(plan, outcome):
         console.print(table)
     for text in (*notes(outcome), *verdicts(outcome)):
@@ -158,26 +150,3 @@ def _report(
         from .plot import plot
 
         plot(outcome, picture)
-
-
-def _console() -> Console:
-    console = Console()
-    return console if console.is_terminal else Console(width=WIDE)
-
-
-def _check_files(output: Path | None, picture: Path | None) -> None:
-    if picture is not None and find_spec("matplotlib") is None:
-        _fail(f"--plot {advice(ModuleNotFoundError(name='matplotlib'), 'bench')}", 2)
-    for option, path in (("--output", output), ("--plot", picture)):
-        if path is not None and not path.parent.is_dir():
-            _fail(f"{option}: the folder {path.parent} does not exist", 2)
-
-
-def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        _fail(f"{option} must be one of {', '.join(allowed)}", 2)
-
-
-def _fail(message: object, code: int = 1) -> NoReturn:
-    typer.echo(f"phloem bench: {message}", err=True)
-    raise typer.Exit(code)

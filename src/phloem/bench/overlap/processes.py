@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,9 @@ STOP_S = 10.0
 SHOWN_LINES = 20
 LOOPBACK = "127.0.0.1"
 WORKER_NICE = 5
-"""How far a worker stands back where cores are few, as in compose.yaml; a test keeps them equal."""
+"""How far a worker stands back where cores are few."""
+BROKER = {"GOMAXPROCS": "1"}
+"""Of nats-server's environment. Both are as in compose.yaml; a test keeps them equal."""
 
 
 class ProcessFailed(RuntimeError):
@@ -31,12 +33,15 @@ class ProcessFailed(RuntimeError):
 
 
 @asynccontextmanager
-async def running(name: str, command: list[str], folder: Path, nice: int = 0) -> AsyncIterator[Process]:
+async def running(
+    name: str, command: list[str], folder: Path, nice: int = 0, environment: Mapping[str, str] | None = None
+) -> AsyncIterator[Process]:
     """A process that runs as long as the context, and no longer than we do; ended by SIGTERM, then SIGKILL after `STOP_S`.
 
     Args:
         name: of its log in ``folder``.
         nice: how far it stands back.
+        environment: beside our own.
 
     Raises:
         ProcessFailed: it can't be started.
@@ -45,7 +50,12 @@ async def running(name: str, command: list[str], folder: Path, nice: int = 0) ->
     with (folder / f"{name}.log").open("wb") as log:
         try:
             process = await anyio.open_process(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={**os.environ, **(environment or {})},
             )
         except OSError as error:
             raise ProcessFailed(f"{name} could not be started: {error}") from error
@@ -93,10 +103,10 @@ def free_port() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """A nats-server of our own."""
+    """A nats-server; ``process``: if it is our own."""
 
     url: str
-    process: Process
+    process: Process | None = None
 
 
 @asynccontextmanager
@@ -109,7 +119,8 @@ async def nats_server(folder: Path) -> AsyncIterator[Broker]:
     port = free_port()
     config = folder / "nats.conf"
     config.write_text(f"host: {LOOPBACK}\nport: {port}\nmax_payload: 8MB\nmax_pending: 64MB\n", encoding="utf-8")
-    async with running("nats-server", [find_nats_server(), "-c", str(config)], folder) as process:
+    command = [find_nats_server(), "-c", str(config)]
+    async with running("nats-server", command, folder, environment=BROKER) as process:
         if not await _listens(process, port):
             raise failure("nats-server", process, folder)
         yield Broker(f"nats://{LOOPBACK}:{port}", process)

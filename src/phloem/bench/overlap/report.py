@@ -16,7 +16,7 @@ from .aims import idle_aim
 from .figures import Idle
 from .outcome import OverlapOutcome
 from .plan import Case, OverlapPlan
-from .run import Turn
+from .run import SINK, Turn, cores
 from .throughput import CLIENT, FULL, Ceiling, Profile
 
 FORMAT = 2
@@ -46,10 +46,9 @@ def tables(plan: OverlapPlan, outcome: OverlapOutcome) -> Iterator[Table]:
 def notes(outcome: OverlapOutcome) -> Iterator[str]:
     """How to read the tables."""
     if outcome.turns:
-        yield (
-            "idle: the device did nothing, as it says itself; by the clock: 1 - steps x step / time, so that in a burning one the time in "
-            "which others had its core counts too"
-        )
+        yield "idle: the device did nothing, as it says itself; late: steps before which it did so for over a hundredth of a step"
+        yield "by the clock: 1 - steps x step / time; in a burning device the time in which others had its core counts too"
+        yield "cores: used by all processes; the sink is the bench, which plays gateway and detokeniser"
     if (found := outcome.ceiling) is not None:
         yield (
             f"the client apart: tokens/s x all CPU / (all CPU - the client's); {found.busy_share:.0%} of {found.cores} cores were used"
@@ -79,7 +78,7 @@ def as_json(plan: OverlapPlan, outcome: OverlapOutcome, others: float | None) ->
         "others_cores": others,
         "turns": [asdict(turn) for turn in outcome.turns],
         "medians": [
-            {"case": asdict(case), "depth": depth, "idle": asdict(one)}
+            {"case": asdict(case), "depth": depth, "idle": asdict(one), "cores": cores(outcome.turns, case, depth)}
             for (case, depth), one in outcome.medians.items()
         ],
         "ceiling": None if outcome.ceiling is None else _ceiling_json(outcome.ceiling),
@@ -118,28 +117,38 @@ def _idle(plan: OverlapPlan, outcome: OverlapOutcome) -> Table:
         "by the clock",
         "idle us p50 / p99",
         "longest ms",
-        "late steps",
+        "late",
         "device ms p50",
         "period ms",
+        "cores",
+        "sink's",
         "aim",
     )
     for (case, depth), one in outcome.medians.items():
-        table.add_row(case.device, str(case.rows), f"{case.step_ms:g}", str(depth), *_figures(case, depth, one))
+        table.add_row(
+            case.device, str(case.rows), f"{case.step_ms:g}", str(depth), *_figures(one), *_cores(outcome, case, depth)
+        )
     return table
 
 
-def _figures(case: Case, depth: int, one: Idle) -> tuple[str, ...]:
-    aim = idle_aim(case, depth, one)
+def _figures(one: Idle) -> tuple[str, ...]:
     return (
         f"{one.idle_share:.2%}",
         f"{one.lost_share:.2%}",
         f"{one.idle_p50_us:.0f} / {one.idle_p99_us:.0f}",
         f"{one.idle_max_ms:.1f}",
-        f"{one.late_steps} of {one.steps}",
+        f"{one.late_steps / one.steps:.0%}",
         f"{one.busy_p50_ms:.3f}",
         f"{one.period_ms:.3f}",
-        "" if aim is None else f"{_bound(aim)}: {_verdict(aim)}",
     )
+
+
+def _cores(outcome: OverlapOutcome, case: Case, depth: int) -> tuple[str, ...]:
+    """Cores used and the aim."""
+    used = cores(outcome.turns, case, depth)
+    aim = idle_aim(case, depth, outcome.medians[case, depth])
+    verdict = "" if aim is None else f"{_bound(aim)}: {_verdict(aim)}"
+    return f"{sum(used.values()):.2f}", f"{used[SINK]:.2f}", verdict
 
 
 def _ceiling(found: Ceiling) -> Table:
