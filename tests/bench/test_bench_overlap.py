@@ -23,6 +23,7 @@ from phloem.up.compose import load
 from phloem_gpu_worker.config import STAND_INS, WorkerConfig
 from phloem_gpu_worker.stand_in import StandInRunner
 
+PROFILES = ["--profile"] if sys.version_info < (3, 12) else []
 ROOT = Path(__file__).parents[2]
 IDLE = ["overlap", "--only", "idle", "--rows", "8", "--step-ms", "4", "--steps", "60"]
 CEILING = ["overlap", "--only", "ceiling", "--streams", "8", "--stream-tokens", "400"]
@@ -145,25 +146,25 @@ def test_a_stream_counts_events_wherever_its_bytes_are_cut() -> None:
 
 
 def test_the_profiler_takes_its_own_cost_off(tmp_path: Path) -> None:
-    """Of two functions that take as long, the one that calls others a thousand times is not shown as dearer by what watching them costs."""
-
-    def spin(duration_s: float) -> None:
-        end = time.thread_time() + duration_s
-        while time.thread_time() < end:
-            sum(range(2000))
+    def calls() -> None:
+        nothing = ()
+        for _ in range(100_000):
+            len(nothing)
 
     profiler = profiled.Profiler(tmp_path / "profile")
     before = time.process_time()
     profiler.mark()
-    spin(0.2)
+    calls()
     profiler.mark()
     used = time.process_time() - before
     document = json.loads((tmp_path / "profile").read_text())
-    spent = {name: (calls, own_s) for _, name, calls, own_s in document["functions"]}
-    rounds, sums_s = next(one for name, one in spent.items() if "sum" in name)
-    assert rounds > 100
-    assert 0.1 < sums_s <= document["cpu_s"] <= used  # most of it, as it was
-    assert not [name for name in spent if "Profiler" in name]
+    found = {name: (count, own_s) for _, name, count, own_s in document["functions"]}
+    count, own_s = next(one for name, one in found.items() if "len" in name)
+    assert count == 100_000
+    assert any(calls.__qualname__ in name for name in found)
+    assert own_s < used / 4  # most of it was spent on watching
+    assert document["cpu_s"] < used / 2
+    assert not [name for name in found if "Profiler" in name]
 
 
 @pytest.mark.parametrize(
@@ -238,7 +239,7 @@ def test_both_devices_at_both_depths_with_real_services_over_nats(tmp_path: Path
 @pytest.mark.integration
 @pytest.mark.alone
 def test_the_ceiling_counts_all_tokens_and_says_who_spends_what(tmp_path: Path) -> None:
-    document = measured(tmp_path, *CEILING, "--profile")["ceiling"]
+    document = measured(tmp_path, *CEILING, *PROFILES)["ceiling"]
     everybody = {"nats-server", "scheduler", "worker", "tokenizer", "gateway", CLIENT}
     assert set(document["us_per_token"]) == everybody
     assert all(us > 0 for us in document["us_per_token"].values())
@@ -248,7 +249,8 @@ def test_the_ceiling_counts_all_tokens_and_says_who_spends_what(tmp_path: Path) 
     assert sum(document["shares"].values()) == pytest.approx(1)
     profiles = json.loads((tmp_path / "overlap.json").read_text())["profiles"]
     own = {"scheduler": "phloem_scheduler/", "tokenizer": "phloem_tokenizer/", "gateway": "phloem_gateway/"}
-    for service, folder in {**own, "worker": "phloem_gpu_worker/"}.items():
+    assert set(profiles) == ({*own, "worker"} if PROFILES else set())
+    for service, folder in {**own, "worker": "phloem_gpu_worker/"}.items() if PROFILES else ():
         shares = [one["share"] for one in profiles[service]["functions"]]
         assert all(before >= after for before, after in pairwise(shares))
         assert 0.5 < sum(shares) <= 1.0001

@@ -51,7 +51,7 @@ def overlap(
         typer.Option(help=f"{' | '.join(PARTS)}: measure nothing but how idle the device is, or the ceiling."),
     ] = None,
     streams: Annotated[int, typer.Option(help="Streams at once.", rich_help_panel=CEILING)] = 64,
-    stream_tokens: Annotated[int, typer.Option(help="Tokens of each.", rich_help_panel=CEILING)] = 1500,
+    stream_tokens: Annotated[int, typer.Option(help="Tokens of each.", rich_help_panel=CEILING)] = 1800,
     model: Annotated[
         str,
         typer.Option(help="Model whose tokenizer makes text of the tokens.", rich_help_panel=CEILING),

@@ -89,7 +89,7 @@ class CeilingPlan:
     """How the ceiling is measured. Raises ``ValueError``."""
 
     streams: int = 64
-    tokens: int = 1500
+    tokens: int = 1800
     """Of each stream."""
     model: str = "smollm2"
     """Whose tokenizer turns the stand-in's tokens into text."""

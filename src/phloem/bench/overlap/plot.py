@@ -59,6 +59,7 @@ def _ceiling(axes: Axes, found: Ceiling) -> None:
     bars = axes.barh(names, [us for _, us in costs], color="tab:green", label="all")
     axes.barh(names, [kernel[name] for name, _ in costs], color="tab:gray", label="in the kernel")
     axes.bar_label(bars, fmt="%.1f", fontsize=8, padding=2)
+    axes.margins(x=0.12)
     axes.set_xlabel("CPU us per token")
     axes.set_title(f"{found.rate:,.0f} tokens/s, {found.apart:,.0f} with the client apart", fontsize=9, loc="left")
     axes.legend(fontsize=8)

@@ -98,9 +98,9 @@ class Profiler:
             if not key_of(code)[0].startswith(OURS)
         ]
         calls = sum(one.calls for one in spent.values())
-        document = {"cpu_s": cpu_s - calls * (self._cost.called + self._cost.caller), "functions": functions}
+        cpu_s = max(0.0, cpu_s - calls * (self._cost.called + self._cost.caller))
         temporary = self._file.with_suffix(".tmp")
-        temporary.write_text(json.dumps(document), encoding="utf-8")
+        temporary.write_text(json.dumps({"cpu_s": cpu_s, "functions": functions}), encoding="utf-8")
         os.replace(temporary, self._file)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 CLIENT = "client"
-FULL = 0.95
+FULL = 0.9
 """Share of the cores' time that is used if they are what bounds the rate."""
 REST = "(event loop and system calls)"
 """What a service does outside any function that the profiler sees."""
@@ -82,6 +82,6 @@ class Profile:
         """The ``most`` dearest and their shares of the service's CPU time, the rest of it as `REST` among them."""
         seen = sum(one.own_s for one in self.functions)
         rest = Function("", REST, 0, max(0.0, self.cpu_s - seen))
-        whole = seen + rest.own_s
+        whole = (seen + rest.own_s) or 1.0
         dearest = sorted([*self.functions, rest], key=lambda one: one.own_s, reverse=True)[:most]
         return [(one, one.own_s / whole) for one in dearest]
