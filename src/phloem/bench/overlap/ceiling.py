@@ -33,7 +33,7 @@ from .processes import (
     tokenizer_command,
     worker_command,
 )
-from .throughput import CLIENT, Ceiling, Function, Profile
+from .throughput import CLIENT, Ceiling, Function, Profile, profile_of, unwatched
 from .usage import Usage, between
 from .watching import unless_one_ends
 
@@ -72,10 +72,14 @@ async def ceiling(plan: CeilingPlan, folder: Path) -> Ceiling:
     return found
 
 
-async def profiles(plan: CeilingPlan, folder: Path) -> dict[str, Profile]:
-    """Where it goes: by service, under the profiler, which slows all of them down. Raises as `ceiling`."""
+async def profiles(plan: CeilingPlan, folder: Path, us_per_token: Mapping[str, float]) -> dict[str, Profile]:
+    """Where it goes: by service, under the profiler, which slows all of them down. Raises as `ceiling`.
+
+    Args:
+        us_per_token: CPU time by process without it.
+    """
     _, found = await _run(plan, folder, profile=True)
-    return found
+    return {name: unwatched(one, us_per_token[name] * one.tokens / 1e6) for name, one in found.items()}
 
 
 async def _run(plan: CeilingPlan, folder: Path, *, profile: bool) -> tuple[Ceiling, dict[str, Profile]]:
@@ -214,4 +218,4 @@ async def _profile(file: Path, tokens: float) -> Profile:
         while not await path.exists():  # noqa: ASYNC110 - another process writes it
             await anyio.sleep(0.05)
     found = json.loads(await path.read_text(encoding="utf-8"))
-    return Profile(found["cpu_s"], tokens, [Function(*one) for one in found["functions"]])
+    return profile_of(found["cpu_s"], tokens, [Function(*one) for one in found["functions"]])

@@ -59,5 +59,5 @@ async def overlap(plan: OverlapPlan, say: Callable[[Turn | str], None] = lambda 
             outcome.ceiling = await ceiling(plan.ceiling, folder)
             if plan.profile:
                 say("the ceiling again, under the profiler")
-                outcome.profiles = await profiles(plan.ceiling.shorter(), folder)
+                outcome.profiles = await profiles(plan.ceiling.shorter(), folder, outcome.ceiling.us_per_token)
     return outcome

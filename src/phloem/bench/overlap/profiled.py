@@ -3,10 +3,9 @@
     python -m phloem.bench.overlap.profiled FILE MODULE ARGUMENT...
 
 is ``python -m MODULE ARGUMENT...``, and at the second signal FILE is there: JSON of the CPU time that the process has used in between, and
-of each function's calls and own CPU time. The service does not know. (`python -m cProfile` sees one thread, takes waiting for a core or a
-lock as time, and counts the start with the rest.)
-
-Reading a thread's CPU time costs more than most calls take, so what a call costs under the profiler is measured at the start and taken off.
+of each function's calls, the calls it made, and own CPU time. The service does not know. (`python -m cProfile` sees one thread, takes
+waiting for a core or a lock as time, and counts the start with the rest.) Watching costs more than most calls take: see
+`throughput.unwatched`.
 """
 
 from __future__ import annotations
@@ -21,15 +20,12 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from types import CodeType, FrameType
 from typing import Any
 
 Code = CodeType | str
 """As `cProfile` names a function; what is not Python is text."""
 OURS = "overlap/profiled.py"
-CALLS, SAMPLES = 2000, 9
-"""With which the cost of a call is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +44,6 @@ class Spent:
         return Spent(self.calls - other.calls, self.made - other.made, self.own_s - other.own_s)
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """Seconds that the profiler adds to a function's own time per call of it, and to its caller's."""
-
-    called: float
-    caller: float
-
-    def off(self, spent: Spent) -> float:
-        """The function's own time without them."""
-        return max(0.0, spent.own_s - spent.calls * self.called - spent.made * self.caller)
-
-
 class Profiler:
     """A profile per thread, since each sees its own alone.
 
@@ -69,13 +53,12 @@ class Profiler:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._cost = cost_of_a_call()
         self._profiles: list[cProfile.Profile] = []  # as many as threads are started
         self._began: tuple[float, dict[Code, Spent]] | None = None
 
     def watch(self, *_: Any) -> None:
         """Profile the calling thread from here on. Of a form that `threading.setprofile` takes."""
-        profile = _profile()
+        profile = cProfile.Profile(time.thread_time)
         self._profiles.append(profile)
         profile.enable()
 
@@ -93,12 +76,10 @@ class Profiler:
 
     def _write(self, cpu_s: float, spent: dict[Code, Spent]) -> None:
         functions = [
-            (*key_of(code), one.calls, self._cost.off(one))
+            (*key_of(code), one.calls, one.made, one.own_s)
             for code, one in spent.items()
             if not key_of(code)[0].startswith(OURS)
         ]
-        calls = sum(one.calls for one in spent.values())
-        cpu_s = max(0.0, cpu_s - calls * (self._cost.called + self._cost.caller))
         temporary = self._file.with_suffix(".tmp")
         temporary.write_text(json.dumps({"cpu_s": cpu_s, "functions": functions}), encoding="utf-8")
         os.replace(temporary, self._file)
@@ -112,35 +93,6 @@ def totals(profiles: list[cProfile.Profile]) -> dict[Code, Spent]:
             made = sum(one.callcount for one in entry.calls or ())
             found[entry.code] = found.get(entry.code, Spent()) + Spent(entry.callcount, made, entry.inlinetime)
     return found
-
-
-def cost_of_a_call() -> Cost:
-    """Measured: the median over samples, each with a function that calls one that does nothing."""
-    samples = [_sample() for _ in range(SAMPLES)]
-    return Cost(median(one.called for one in samples), median(one.caller for one in samples))
-
-
-def _sample() -> Cost:
-    began = time.thread_time()
-    _calls()
-    plain_s = (time.thread_time() - began) / CALLS
-    profile = _profile()
-    profile.enable()
-    _calls()
-    profile.disable()
-    spent = {key_of(code)[1]: one.own_s / CALLS for code, one in totals([profile]).items()}
-    inner = next(own_s for name, own_s in spent.items() if "len" in name)
-    return Cost(max(0.0, inner - plain_s / 2), max(0.0, spent[_calls.__qualname__] - plain_s / 2))
-
-
-def _calls() -> None:
-    nothing = ()
-    for _ in range(CALLS):
-        len(nothing)
-
-
-def _profile() -> cProfile.Profile:
-    return cProfile.Profile(time.thread_time)
 
 
 def key_of(code: Code) -> tuple[str, str]:

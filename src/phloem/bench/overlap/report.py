@@ -22,7 +22,8 @@ from .throughput import CLIENT, FULL, Ceiling, Profile
 FORMAT = 2
 """Version of the JSON file."""
 SHOWN = 10
-"""Functions of a service."""
+KEPT = 100
+"""Functions of a service that are shown, and that are written."""
 
 
 def line(turn: Turn) -> str:
@@ -55,9 +56,10 @@ def notes(outcome: OverlapOutcome) -> Iterator[str]:
             + ("" if found.full else f", less than {FULL:.0%}: they do not bound the rate, and this is a guess")
         )
     if outcome.profiles:
+        yield "own: CPU time without what a function calls; watched: under the profiler, which makes all of them several times as slow"
         yield (
-            "the profiler makes all of them several times as slow, Python more than C: its shares compare functions of a service, "
-            "no more; it measures CPU time, own time is without what a function calls"
+            "unwatched: as much is taken off per call as makes the service's whole what it is without the profiler: "
+            "little of what is cheap and called often is left then, though it is not free"
         )
 
 
@@ -100,7 +102,9 @@ def _ceiling_json(found: Ceiling) -> dict[str, object]:
 
 def _profile_json(profile: Profile) -> dict[str, object]:
     functions = [
-        {"place": one.place, "name": one.name, "calls": one.calls, "share": share} for one, share in profile.top(100)
+        {"place": one.function.place, "name": one.function.name, "calls": one.function.calls}
+        | {"share_watched": one.watched, "share": one.net, "us_per_token": one.function.net_s / profile.tokens * 1e6}
+        for one in profile.top(KEPT)
     ]
     return {"cpu_s": profile.cpu_s, "tokens": profile.tokens, "functions": functions}
 
@@ -165,10 +169,18 @@ def _ceiling(found: Ceiling) -> Table:
 
 
 def _profile(service: str, profile: Profile) -> Table:
-    table = _table(f"where it goes: {service}", "function", "", "own share", "calls per token")
-    for one, share in profile.top(SHOWN):
-        calls = f"{one.calls / profile.tokens:.2f}" if one.calls else ""
-        table.add_row(one.name.strip("<>"), one.place, f"{share:.1%}", calls)
+    headings = ("function", "", "own share, watched", "unwatched", "us per token", "calls per token")
+    table = _table(f"where it goes: {service}", *headings)
+    for share in profile.top(SHOWN):
+        one = share.function
+        table.add_row(
+            one.name.strip("<>"),
+            one.place,
+            f"{share.watched:.1%}",
+            f"{share.net:.1%}",
+            f"{one.net_s / profile.tokens * 1e6:.2f}",
+            f"{one.calls / profile.tokens:.2f}" if one.calls else "",
+        )
     for column in table.columns[:2]:
         column.justify = "left"
     return table

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 CLIENT = "client"
 FULL = 0.9
 """Share of the cores' time that is used if they are what bounds the rate."""
+HALVINGS = 60
+"""Of the interval in which the cost of watching a call lies: to the last bit."""
 REST = "(event loop and system calls)"
 """What a service does outside any function that the profiler sees."""
 
@@ -66,8 +68,12 @@ class Function:
     """File and line, "" for what is not Python."""
     name: str
     calls: int
+    made: int
+    """Calls of others, by this function."""
     own_s: float
     """CPU time without what it calls."""
+    net_s: float = 0.0
+    """A guess at what it is when nobody watches: see `unwatched`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +83,53 @@ class Profile:
     cpu_s: float
     tokens: float
     functions: Sequence[Function]
+    rest: Function
+    """What no function did."""
 
-    def top(self, most: int) -> list[tuple[Function, float]]:
-        """The ``most`` dearest and their shares of the service's CPU time, the rest of it as `REST` among them."""
-        seen = sum(one.own_s for one in self.functions)
-        rest = Function("", REST, 0, max(0.0, self.cpu_s - seen))
-        whole = (seen + rest.own_s) or 1.0
-        dearest = sorted([*self.functions, rest], key=lambda one: one.own_s, reverse=True)[:most]
-        return [(one, one.own_s / whole) for one in dearest]
+    def top(self, most: int) -> list[Share]:
+        """The ``most`` dearest, the rest of the service's CPU time as `REST` among them."""
+        everything = [*self.functions, self.rest]
+        watched, net = (
+            sum(times) or 1.0 for times in zip(*((one.own_s, one.net_s) for one in everything), strict=True)
+        )
+        shares = [Share(one, one.own_s / watched, one.net_s / net) for one in everything]
+        return sorted(shares, key=lambda share: share.watched + share.net, reverse=True)[:most]
+
+
+def profile_of(cpu_s: float, tokens: float, functions: Sequence[Function]) -> Profile:
+    """The rest is what is left of ``cpu_s``, and made the calls that no function made."""
+    made = sum(one.calls - one.made for one in functions)
+    left = cpu_s - sum(one.own_s for one in functions)
+    return Profile(cpu_s, tokens, functions, Function("", REST, 0, max(0, made), max(0.0, left)))
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Of a service's CPU time: as it was watched, and without what watching cost."""
+
+    function: Function
+    watched: float
+    net: float
+
+
+def unwatched(profile: Profile, cpu_s: float) -> Profile:
+    """``profile`` with a guess at what all took without the profiler, whose cost is the same for each call, on either side of it.
+
+    Args:
+        cpu_s: CPU time that the service takes for as many tokens when nobody watches. It tells how much that cost is.
+    """
+    everything = [*profile.functions, profile.rest]
+    low, high = 0.0, profile.cpu_s
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        if sum(_without(one, middle) for one in everything) > cpu_s:
+            low = middle
+        else:
+            high = middle
+    *functions, rest = (replace(one, net_s=_without(one, low)) for one in everything)
+    return replace(profile, functions=functions, rest=rest)
+
+
+def _without(one: Function, cost_s: float) -> float:
+    """Own time without ``cost_s`` per call that it was and per call that it made."""
+    return max(0.0, one.own_s - (one.calls + one.made) * cost_s)
