@@ -14,7 +14,7 @@ import torch
 from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
-from .batch import Ints
+from .batch import Floats, Ints
 from .draws import Drawn, Draws
 from .kernels import abi
 from .kernels.team import Kernels
@@ -25,9 +25,23 @@ from .logprobs import Scores, Scoring
 class HostDrawing:
     """A `Drawing` that is done."""
 
-    ids: Tensor
-    best: Tensor
     drawn: Drawn
+    largest: Floats
+
+    @property
+    def ids(self) -> Tensor:
+        """See `Drawing.ids`."""
+        return torch.from_numpy(self.drawn.ids)
+
+    @property
+    def best(self) -> Tensor:
+        """See `Drawing.best`."""
+        return torch.from_numpy(self.largest)
+
+    @property
+    def host_ids(self) -> Ints:
+        """See `Drawing.host_ids`."""
+        return self.drawn.ids
 
     def fetched(self) -> HostDrawing:
         """See `Drawing.fetched`."""
@@ -43,38 +57,31 @@ class KernelSampler:
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
+        self._parameters: _Parameters | None = None
 
     def draw(self, logits: Tensor, draws: Draws, rows: Ints | None = None) -> HostDrawing:
         """See `Sampler.draw`."""
         logits = logits.contiguous()
         count = len(draws.temperature)
-        ids = torch.empty(count, dtype=torch.int64)
-        best = torch.empty(count, dtype=torch.float32)
-        faults = torch.empty(count, dtype=torch.int8)
+        ids = np.empty(count, dtype=np.int64)
+        best = np.empty(count, dtype=np.float32)
+        faults = np.empty(count, dtype=np.int8)
+        if self._parameters is None or not self._parameters.are_of(draws):
+            self._parameters = _Parameters(draws)
         held = _Held()
-        struct = abi.DrawsStruct(
-            logits=logits.data_ptr(),
-            at=None if rows is None else held(rows, np.int64),
-            temperature=held(draws.temperature, np.float32),
-            top_p=held(draws.top_p, np.float32),
-            min_p=held(draws.min_p, np.float32),
-            top_k=held(draws.top_k, np.int64),
-            seeds=held(draws.seeds, np.uint64),
-            children=held(draws.children, np.int64),
-            positions=held(draws.positions, np.int64),
-            ids=ids.data_ptr(),
-            best=best.data_ptr(),
-            faults=faults.data_ptr(),
-            rows=count,
-            vocab=logits.shape[-1],
-        )
+        struct = self._parameters.struct()
+        struct.logits = logits.data_ptr()
+        struct.at = None if rows is None else held(rows, np.int64)
+        struct.positions = held(draws.positions, np.int64)
+        struct.ids, struct.best, struct.faults = ids.ctypes.data, best.ctypes.data, faults.ctypes.data
+        struct.vocab = logits.shape[-1]
         _add_edits(struct, draws, held)
         self._kernels.draw(struct)
         scored, scores = _NONE, None
         if (most := int(draws.logprobs.max(initial=-1))) >= 0:
             scored = np.flatnonzero(draws.logprobs >= 0)
-            scores = self._score_rows(logits, ids, most, scored, rows)
-        return HostDrawing(ids, best, Drawn(ids.numpy(), faults.numpy(), scored, scores))
+            scores = self._score_rows(logits, torch.from_numpy(ids), most, scored, rows)
+        return HostDrawing(Drawn(ids, faults, scored, scores), best)
 
     def score(self, logits: Tensor, targets: Tensor, top: int) -> Scoring:
         """See `Sampler.score`."""
@@ -111,6 +118,39 @@ class KernelSampler:
 
 
 _NONE: Ints = np.empty(0, dtype=np.int64)
+
+
+class _Parameters:
+    """What of draws stays the same while the same sequences draw, as the kernels read it."""
+
+    def __init__(self, draws: Draws) -> None:
+        self._of = draws
+        self._held = held = _Held()
+        self._struct = abi.DrawsStruct(
+            temperature=held(draws.temperature, np.float32),
+            top_p=held(draws.top_p, np.float32),
+            min_p=held(draws.min_p, np.float32),
+            top_k=held(draws.top_k, np.int64),
+            seeds=held(draws.seeds, np.uint64),
+            children=held(draws.children, np.int64),
+            rows=len(draws.temperature),
+        )
+
+    def are_of(self, draws: Draws) -> bool:
+        """Whether these are the same arrays."""
+        of = self._of
+        return (
+            draws.temperature is of.temperature
+            and draws.top_p is of.top_p
+            and draws.min_p is of.min_p
+            and draws.top_k is of.top_k
+            and draws.seeds is of.seeds
+            and draws.children is of.children
+        )
+
+    def struct(self) -> abi.DrawsStruct:
+        """A copy, to be completed for a step."""
+        return abi.DrawsStruct.from_buffer_copy(self._struct)
 
 
 class _Held(list[NDArray[Any]]):

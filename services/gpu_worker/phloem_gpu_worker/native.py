@@ -29,6 +29,8 @@ LANES = 16
 _DTYPES = {torch.bfloat16: abi.BF16, torch.float32: abi.F32}
 _HEAD_BITS = 8
 """A quantised head keeps eight bits: it decides the tokens, and is often the embedding as well."""
+_LOOKS = 8
+"""Passes that decode between two looks at which pages are used: a row takes a token's room in each."""
 
 
 def unsuited(arch: Architecture, dtype: torch.dtype) -> str | None:
@@ -191,10 +193,13 @@ class NativeCompute:
         layers = [layer.struct(keys, values) for layer, keys, values in parts]
         self._layers = (abi.LayerStruct * len(layers))(*layers)
         self._model = self._struct()
+        self._passes = 0
 
     def hidden(self, batch: Batch, tokens: Tensor) -> Tensor:
         """See `Compute.hidden`."""
-        self._ahead.used(int(batch.last_pages(self.page_size).max()))
+        self._passes += 1
+        if self._passes % _LOOKS == 0 or len(tokens) > len(batch.counts):
+            self._ahead.used(int(batch.last_pages(self.page_size).max()))
         hidden = torch.empty(len(tokens), self.arch.hidden_size, dtype=self.dtype)
         self._kernels.forward(self._model, BatchView(batch, tokens), hidden)
         return hidden

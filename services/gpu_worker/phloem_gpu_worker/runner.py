@@ -113,6 +113,8 @@ class TorchRunner:
         self._device = compute.device
         self._timeline: Timeline = HostTimeline() if self._device.type == "cpu" else CudaTimeline(self._device)
         self._newest = torch.zeros(_MOST_SLOTS, dtype=torch.int64, device=self._device)
+        self._newest_here: Ints | None = self._newest.numpy() if self._device.type == "cpu" else None
+        """The same, where it lies in the host's memory."""
         self._last_end: Any = None
 
     @property
@@ -133,7 +135,9 @@ class TorchRunner:
         began = self._timeline.mark()
         hidden = self._compute.hidden(batch, self._tokens(batch.tokens))
         scores = tuple(self._score(hidden, span) for span in batch.scores)
-        logits = self._compute.logits(hidden.index_select(0, self._to_device(batch.logits_at)))
+        every = len(batch.logits_at) == len(batch.tokens)
+        chosen = hidden if every else hidden.index_select(0, self._to_device(batch.logits_at))
+        logits = self._compute.logits(chosen)
         ended = self._timeline.mark()
         return TorchForward(logits, scores, began, ended, lambda: self._timeline.passed(ended))
 
@@ -144,8 +148,11 @@ class TorchRunner:
         drawing = None
         if wanted is not None:
             drawing = self._sampler.draw(forward.logits, wanted.draws, wanted.rows)
-            self._newest.index_copy_(0, self._to_device(wanted.slots), drawing.ids)
+            if self._newest_here is None:
+                self._newest.index_copy_(0, self._to_device(wanted.slots), drawing.ids)
             drawing = drawing.fetched()
+            if self._newest_here is not None:
+                self._newest_here[wanted.slots] = drawing.host_ids
         scores = tuple(one.fetched() for one in forward.scores)
         ended = line.mark()
         before, self._last_end = self._last_end, ended

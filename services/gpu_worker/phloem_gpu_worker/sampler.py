@@ -49,6 +49,11 @@ class Drawing(Protocol):
         """The same on the host, once the device's stream has passed this place."""
         ...
 
+    @property
+    def host_ids(self) -> Ints:
+        """``ids`` of a drawing on the host."""
+        ...
+
     def read(self) -> Drawn:
         """Of a drawing on the host."""
         ...
@@ -70,6 +75,12 @@ class TorchDrawing:
         broken = None if self.broken is None else fetch(self.broken)
         scoring = None if self.scoring is None else self.scoring.fetched()
         return TorchDrawing(fetch(self.ids), fetch(self.best), broken, self.scored_rows, scoring)
+
+    @property
+    def host_ids(self) -> Ints:
+        """See `Drawing.host_ids`."""
+        ids: Ints = self.ids.numpy()
+        return ids
 
     def read(self) -> Drawn:
         """See `Drawing.read`."""

@@ -6,8 +6,8 @@ import ctypes
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -100,13 +100,13 @@ class BatchView:
     """A batch as the kernels read it. Keeps its arrays alive."""
 
     def __init__(self, batch: Batch, tokens: Tensor) -> None:
-        self._arrays: list[Any] = [
-            tokens.contiguous(),
-            *(
-                torch.from_numpy(array).contiguous()
-                for array in (batch.positions, batch.starts, batch.counts, batch.tables)
-            ),
-        ]
+        self._tokens = tokens.contiguous()
+        arrays = batch.positions, batch.starts, batch.counts, batch.tables
+        self._arrays = [np.ascontiguousarray(array) for array in arrays]
         self.struct = abi.BatchStruct(
-            *(array.data_ptr() for array in self._arrays), len(tokens), len(batch.counts), batch.tables.shape[1]
+            self._tokens.data_ptr(),
+            *(array.ctypes.data for array in self._arrays),
+            len(tokens),
+            len(batch.counts),
+            batch.tables.shape[1],
         )
