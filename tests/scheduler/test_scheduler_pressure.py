@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from phloem_proto.messages import SamplingParams
+from phloem_scheduler.chunks import Budget
 from phloem_scheduler.pace import FIRST_TOKENS, Pace
 from phloem_scheduler.retraction import victim
 from phloem_scheduler.settings import Settings
@@ -209,6 +210,18 @@ def test_with_the_cache_disabled_nothing_is_reused_and_nothing_leaks() -> None:
     world.finish()
     world.assert_empty()
     assert world.core.workers["w0"].cache.pool.free == 30
+
+
+def test_prompts_get_up_to_twice_the_time_while_more_wait_than_decode() -> None:
+    (worker,) = World(shape=profile(page_size=4, pages=400, max_step_tokens=1000)).core.workers.values()
+    for tokens in (20, 400, 30, 500):
+        worker.pace.measured(tokens, 0.25 * tokens)
+    budget = Budget(chunk_ms=50, chunk_tokens=None)
+    times = [[0.25 * (budget.tokens(worker, rows, waiting) + rows) for waiting in (0, 1, 4, 8, 100)] for rows in (0, 4)]
+    assert times == [pytest.approx([50, 56, 75, 100, 100], abs=0.5)] * 2  # one newcomer hardly slows the others
+    many = [0.25 * (budget.tokens(worker, 40, waiting) + 40) for waiting in (0, 8, 40, 100)]
+    assert many == pytest.approx([50, 60, 100, 100], abs=0.5)
+    assert Budget(chunk_ms=50, chunk_tokens=64).tokens(worker, 0, 100) == 64
 
 
 def test_the_pace_finds_base_and_slope_and_bounds_the_chunk() -> None:

@@ -39,7 +39,10 @@ def _option(flag: str, text: str, panel: str) -> typer.models.OptionInfo:
 def scheduler(
     context: typer.Context,
     chunk_ms: Annotated[
-        float, _option("--chunk-ms", "Milliseconds a step with prompt tokens may take.", _BATCH)
+        float,
+        _option(
+            "--chunk-ms", "Milliseconds a step with prompt tokens may take, up to twice that while many wait.", _BATCH
+        ),
     ] = DEFAULTS.chunk_ms,
     chunk_tokens: Annotated[
         int, _option("--chunk-tokens", "Prompt tokens per step, fixed; 0 = as many as fit --chunk-ms.", _BATCH)

@@ -19,7 +19,7 @@ class SchedulerConfig:
     """Raises ConfigError, naming the flag, for a value that can't be used."""
 
     chunk_ms: float = DEFAULTS.chunk_ms
-    """Milliseconds that a step with prompt tokens may take."""
+    """Milliseconds that a step with prompt tokens may take, up to twice that while many wait."""
     chunk_tokens: int = 0
     """A fixed number of prompt tokens per step instead; 0 = by chunk_ms."""
     max_running: int = DEFAULTS.max_running

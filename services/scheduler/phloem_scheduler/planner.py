@@ -118,7 +118,8 @@ class Planner:
             self._preempt(there, [draft.worker for draft in drafts], self.preempt_above)
         for draft in drafts:
             self._decode(draft)
-            draft.budget = self.budget.tokens(draft.worker, len(draft.rows))
+            prompts = sum(row.extending for row in draft.worker.rows.values())
+            draft.budget = self.budget.tokens(draft.worker, len(draft.rows), prompts + len(self.queue) / len(there))
             self._extend(draft)
         if drafts and len(self.queue):
             self._admit(drafts, Placement(there, self.guard))

@@ -167,7 +167,7 @@ ChunkMs = Annotated[
     typer.Option(
         "--chunk-ms",
         envvar="PHLOEM_CHUNK_MS",
-        help="Milliseconds a step with prompt tokens may take.",
+        help="Milliseconds a step with prompt tokens may take, up to twice that while many wait.",
         rich_help_panel=_BATCH,
     ),
 ]
