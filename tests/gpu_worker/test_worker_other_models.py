@@ -246,9 +246,10 @@ def test_configurations_that_cant_be_used_are_refused(tmp_path: Path, config: Se
 def test_where_transformers_is_not_installed_such_models_are_refused(
     other: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    folder = other("gpt2")
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(UnsupportedModel, match="transformers, which is not installed"):
-        load_hf(other("gpt2"), torch.float32, CPU)
+        load_hf(folder, torch.float32, CPU)
 
 
 def test_weights_that_are_missing_wrong_or_cut_short_are_named(other: Folder, tmp_path: Path) -> None:

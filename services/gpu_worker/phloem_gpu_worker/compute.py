@@ -58,6 +58,7 @@ class TorchCompute:
         self._pool = pool
         self._attention = attention
 
+    @torch.inference_mode()
     def hidden(self, batch: Batch, tokens: Tensor) -> Tensor:
         """See `Compute.hidden`."""
         at = upload(addresses(batch, self.page_size), self.device)
@@ -69,10 +70,12 @@ class TorchCompute:
 
         return self._decoder.hidden(tokens, upload(batch.positions, self.device), attend)
 
+    @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """See `Compute.logits`."""
         return self._decoder.logits(hidden)
 
+    @torch.inference_mode()
     def scrub(self, pages: Tensor) -> None:
         """See `Compute.scrub`."""
         self._pool.scrub(pages)

@@ -64,6 +64,7 @@ class HfCompute:
         self._attention = attention
         self._windows = (None,) * model.arch.layers
 
+    @torch.inference_mode()
     def hidden(self, batch: Batch, tokens: Tensor) -> Tensor:
         """See `Compute.hidden`."""
         at = upload(addresses(batch, self.page_size), self.device)
@@ -74,10 +75,12 @@ class HfCompute:
         states: Tensor = output.last_hidden_state
         return states[0]
 
+    @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """See `Compute.logits`."""
         return self._model.head(hidden).float()
 
+    @torch.inference_mode()
     def scrub(self, pages: Tensor) -> None:
         """See `Compute.scrub`."""
         self._pool.scrub(pages)

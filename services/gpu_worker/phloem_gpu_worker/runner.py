@@ -129,7 +129,6 @@ class TorchRunner:
     def asynchronous(self) -> bool:
         return self._timeline.asynchronous
 
-    @torch.inference_mode()
     def forward(self, batch: Batch) -> TorchForward:
         """See `Runner.forward`."""
         began = self._timeline.mark()
@@ -141,7 +140,6 @@ class TorchRunner:
         ended = self._timeline.mark()
         return TorchForward(logits, scores, began, ended, lambda: self._timeline.passed(ended))
 
-    @torch.inference_mode()
     def draw(self, forward: TorchForward, wanted: Wanted | None) -> Future[Finished]:
         """See `Runner.draw`."""
         line, began = self._timeline, self._timeline.mark()
@@ -168,7 +166,6 @@ class TorchRunner:
 
         return line.once_passed(ended, read)
 
-    @torch.inference_mode()
     def scrub(self, pages: Ints) -> None:
         self._compute.scrub(self._to_device(pages))
 

@@ -105,10 +105,12 @@ class Sampler(Protocol):
 class TorchSampler:
     """A `Sampler` for any device, and what the kernels' is tested by."""
 
+    @torch.inference_mode()
     def draw(self, logits: Tensor, draws: Draws, rows: Ints | None = None) -> Drawing:
         """See `Sampler.draw`."""
         return draw(logits if rows is None else logits[_on(rows, logits)], draws)
 
+    @torch.inference_mode()
     def score(self, logits: Tensor, targets: Tensor, top: int) -> Scoring:
         """See `Sampler.score`."""
         return score(logits, targets, top)
