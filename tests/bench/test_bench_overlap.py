@@ -259,7 +259,7 @@ def test_both_devices_at_both_depths_with_real_services_over_nats(tmp_path: Path
             assert figures["busy_p50_ms"] == pytest.approx(4)
             assert figures["period_ms"] >= 3.9  # the stand-in really takes its time
         else:
-            assert figures["busy_p50_ms"] > 2  # it computes, as fast as the core is now
+            assert figures["busy_p50_ms"] > 1  # it computes; a core may become twice as fast after its speed was taken
 
 
 @pytest.mark.integration
